@@ -1,0 +1,3 @@
+"""edgekv: language models in a memory size fixed in advance."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,1 @@
+"""The rolling KV cache: what is kept, where, in which form."""

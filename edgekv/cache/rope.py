@@ -1,0 +1,37 @@
+"""Rotary position embeddings as the cache uses them: tables of small positions, made on the host.
+
+Rotations compose, so a key rotated by its offset inside its block and a query rotated by its
+distance to the block's first token give the same score as absolute positions do (Su et al.,
+RoFormer, arXiv 2104.09864, section 3.4.2). No position larger than the cache ever reaches a sine.
+"""
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from edgekv.metal.rotary import RotaryTable
+
+Positions = Sequence[int] | NDArray[np.int64]
+
+
+class Rope:
+    """Frequencies of a model's rotary embedding, in radians a position, computed in float64."""
+
+    def __init__(self, frequencies: NDArray[np.float64], attention_factor: float = 1.0) -> None:
+        self.frequencies = frequencies
+        self.attention_factor = attention_factor
+
+    @property
+    def head_dim(self) -> int:
+        return 2 * len(self.frequencies)
+
+    def table(self, positions: Positions) -> RotaryTable:
+        """cos and sin at whole positions, which may be negative."""
+        angles = np.outer(np.asarray(positions, dtype=np.float64), self.frequencies)
+        factor = self.attention_factor
+        return RotaryTable(
+            mx.array((np.cos(angles) * factor).astype(np.float32)),
+            mx.array((np.sin(angles) * factor).astype(np.float32)),
+        )

@@ -1,0 +1,95 @@
+"""Prefill in chunks and decode token by token: token ids in, token ids out, no text."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import mlx.core as mx
+
+from edgekv.cache.sequence import SequenceCache
+from edgekv.cache.step import make_step
+from edgekv.metal.tile import BLOCK
+from edgekv.models.layers import Decoder
+from edgekv.sampling import RepetitionPenalty, Sampler
+
+PREFILL_CHUNK = 512
+"""Tokens of a prompt computed at once, on a grid of that many behind the sinks."""
+
+Progress = Callable[[int, int], None]
+"""Called after each chunk of a prompt with the tokens done and the tokens in all."""
+
+
+class Cancelled(Exception):
+    """The caller's cancel flag was seen between two chunks of a prompt."""
+
+
+def forward(model: Decoder, cache: SequenceCache, tokens: mx.array) -> mx.array:
+    """Take tokens (n,) into a sequence; returns their hidden states (n, hidden_size)."""
+    return model(tokens, make_step(cache, tokens.shape[0]))
+
+
+def chunks(start: int, n: int, n_sink: int, size: int = PREFILL_CHUNK) -> Iterator[int]:
+    """Sizes of the pieces of n tokens behind `start`, cut where the grid is cut."""
+    assert size % BLOCK == 0
+    end = start + n
+    while start < end:
+        cut = n_sink + (max(0, start - n_sink) // size + 1) * size
+        yield min(cut, end) - start
+        start = min(cut, end)
+
+
+def prefill(
+    model: Decoder,
+    cache: SequenceCache,
+    tokens: Sequence[int],
+    progress: Progress | None = None,
+    cancelled: Callable[[], bool] = lambda: False,
+) -> mx.array:
+    """Take a prompt into a sequence; returns the scores (vocab_size,) behind its last token.
+
+    Each chunk is computed before the next is built, so the peak does not grow with the prompt.
+    Raises Cancelled, with whole chunks taken in, when asked to stop.
+    """
+    done = 0
+    for size in chunks(cache.length, len(tokens), cache.policy.n_sink):
+        if cancelled():
+            raise Cancelled
+        hidden = forward(model, cache, mx.array(list(tokens[done : done + size])))
+        mx.eval(hidden, *cache.arrays())
+        done += size
+        if progress is not None:
+            progress(done, len(tokens))
+    return model.logits(hidden[-1:])[0]
+
+
+def decode(
+    model: Decoder,
+    cache: SequenceCache,
+    logits: mx.array,
+    sampler: Sampler,
+    penalty: RepetitionPenalty | None,
+    max_tokens: int,
+) -> Iterator[int]:
+    """Yield up to max_tokens tokens; one that was yielded is in the cache unless it is the last.
+
+    The next token is under way while the caller looks at this one. The caller stops by
+    closing the iterator.
+    """
+    token = _choose(logits, sampler, penalty)
+    mx.async_eval(token)
+    for n in range(1, max_tokens + 1):
+        ahead = None
+        if n < max_tokens:
+            hidden = forward(model, cache, token)
+            ahead = _choose(model.logits(hidden)[0], sampler, penalty)
+            mx.async_eval(ahead, *cache.arrays())
+        yield int(token.item())  # type: ignore[arg-type]
+        if ahead is not None:
+            token = ahead
+
+
+def _choose(logits: mx.array, sampler: Sampler, penalty: RepetitionPenalty | None) -> mx.array:
+    if penalty is not None:
+        logits = penalty(logits)
+    token = sampler(logits)
+    if penalty is not None:
+        penalty.observe(token)
+    return token

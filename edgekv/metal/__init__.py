@@ -1,0 +1,1 @@
+"""Attention over the cache: the kernels, their twins in plain operations, and who chooses."""

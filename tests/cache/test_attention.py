@@ -1,0 +1,73 @@
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from edgekv.cache.policy import CachePolicy, LayerPolicy
+from edgekv.cache.rope import Rope
+from edgekv.cache.sequence import SequenceCache
+from edgekv.cache.step import make_step
+from tests.cache.naive import FREQUENCIES, attention
+
+DIM, KV_HEADS, GROUP = 32, 2, 2
+
+
+def make_policy(window, n_sink=4, n_pinned=0, k_bits=16, v_bits=16, n_layers=1):
+    layer = LayerPolicy(KV_HEADS, DIM, k_bits, v_bits)
+    return CachePolicy(window, (layer,) * n_layers, n_sink, n_pinned)
+
+
+def random_tokens(n, seed=0):
+    rng = np.random.default_rng(seed)
+    shapes = ((n, KV_HEADS * GROUP, DIM), (n, KV_HEADS, DIM), (n, KV_HEADS, DIM))
+    q, k, v = (rng.standard_normal(shape) for shape in shapes)
+    return tuple(x.astype(np.float32) for x in (q * 0.4, k + rng.standard_normal(DIM), v))
+
+
+def feed(cache, tokens, sizes):
+    """Outputs of the tokens fed in chunks of the given sizes, the last one repeated."""
+    outs, start, sizes = [], cache.length, list(sizes)
+    first = start
+    while start < first + len(tokens[0]):
+        size = min(sizes.pop(0) if len(sizes) > 1 else sizes[0], first + len(tokens[0]) - start)
+        rows = slice(start - first, start - first + size)
+        q, k, v = (mx.array(x[rows]) for x in tokens)
+        step = make_step(cache, size)
+        out = step.attend(0, q, k, v)
+        mx.eval(out, *cache.arrays())
+        assert cache.nbytes == cache.policy.nbytes
+        outs.append(np.array(out))
+        start += size
+    return np.concatenate(outs)
+
+
+@pytest.mark.parametrize("sizes", [[1], [7], [64], [100], [3, 1, 200, 1], [400], [130, 1]])
+@pytest.mark.parametrize(
+    ("window", "n_sink", "n_pinned"),
+    [
+        (512, 4, 0),
+        (128, 4, 0),
+        (128, 0, 0),
+        (150, 4, 64),
+        (129, 3, 128),
+        (65, 4, 0),
+        (64, 1, 0),
+        (63, 4, 0),
+        (1, 4, 0),
+        (1, 0, 0),
+        (200, 64, 64),
+    ],
+)
+def test_attention_equals_the_masked_reference(window, n_sink, n_pinned, sizes):
+    policy = make_policy(window, n_sink, n_pinned)
+    tokens = random_tokens(400)
+    out = feed(SequenceCache(policy, Rope(FREQUENCIES)), tokens, sizes)
+    assert np.abs(out - attention(*tokens, policy)).max() < 1e-4
+
+
+@pytest.mark.parametrize("sizes", [[1], [64], [300], [90, 1, 33]])
+@pytest.mark.parametrize(("k_bits", "v_bits"), [(4, 4), (8, 3), (2, 16), (16, 2), (3, 8)])
+def test_quantized_attention_depends_on_the_tokens_alone(k_bits, v_bits, sizes):
+    policy = make_policy(150, 4, 64, k_bits, v_bits)
+    tokens = random_tokens(300, seed=1)
+    out = feed(SequenceCache(policy, Rope(FREQUENCIES)), tokens, sizes)
+    assert np.abs(out - attention(*tokens, policy)).max() < 1e-4

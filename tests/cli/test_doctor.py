@@ -1,0 +1,64 @@
+"""`edgekv doctor` tells what is here, and fails only when something is broken."""
+
+import json
+import sys
+
+import pytest
+
+from edgekv import download
+from edgekv.cli import doctor
+
+
+def test_text(edgekv):
+    result = edgekv("doctor")
+    assert result.returncode == 0 and result.stderr == ""
+    for word in ("versions", "mlx", "blas", "memory", "paths", "models", "problems", "none"):
+        assert word in result.stdout
+
+
+def test_json(edgekv, home):
+    report = json.loads(edgekv("doctor", "--json").stdout)
+    assert report["mlx"]["available"] is True and report["blas"]["milliseconds"] > 0
+    assert report["paths"]["models"]["path"] == str(home / "data" / "models")
+    assert report["paths"]["models"]["writable"] is True and report["problems"] == []
+    assert report["models"]["package_client"].endswith("-m pip")
+    if sys.platform == "linux":
+        assert report["blas"]["name"].startswith("OpenBLAS")
+    assert not home.exists()
+
+
+def test_reference_blas_on_request_is_no_problem(edgekv):
+    report = json.loads(edgekv("doctor", "--json", env={"EDGEKV_BLAS": "reference"}).stdout)
+    assert report["problems"] == []
+
+
+def test_broken_configuration_fails_but_is_still_reported(edgekv, home):
+    home.mkdir()
+    (home / "config.toml").write_text("windw = 1")
+    result = edgekv("doctor", "--json")
+    assert result.returncode == 1 and result.stderr == ""
+    assert "did you mean window" in json.loads(result.stdout)["problems"][0]["what"]
+
+
+def test_unwritable_data_folder_is_broken(edgekv, home):
+    home.write_text("a file")
+    result = edgekv("doctor")
+    assert result.returncode == 1 and "cannot be written" in result.stdout
+
+
+def test_missing_mlx_is_told(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mlx.core", None)
+    found, problems = doctor._backend()
+    assert found == {"available": False} and problems[0].broken
+
+
+@pytest.mark.parametrize(("free", "told"), [(10**9, True), (10**12, False)])
+def test_little_room_is_told(monkeypatch, home, free, told):
+    usage = doctor.shutil.disk_usage("/")._replace(free=free)
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: usage)
+    assert bool(doctor._paths()[1]) is told
+
+
+def test_no_package_client_is_told(monkeypatch):
+    monkeypatch.setattr(download.client, "CLIENTS", ())
+    assert "install pip or uv" in doctor._models()[1][0].remedy
