@@ -1,7 +1,8 @@
 """From scores to a token: penalties, then temperature, then the cuts, then a seeded draw."""
 
 import math
-from collections.abc import Callable
+import secrets
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -42,6 +43,11 @@ def _check(name: str, value: float, low: float, high: float, above: bool = False
     if not (math.isfinite(value) and inside):
         bound = f"above {low:g} and at most {high:g}" if above else f"from {low:g} to {high:g}"
         raise InvalidValue(f"{name} must be {bound}, got {value}")
+
+
+def fresh_seed() -> int:
+    """A seed for a request that names none."""
+    return secrets.randbits(64)
 
 
 def make_sampler(sampling: Sampling, seed: int) -> Sampler:
@@ -90,11 +96,11 @@ class RepetitionPenalty:
     Source: Keskar et al., CTRL, arXiv 1909.05858, section 4.1, in the sign-aware form in use.
     """
 
-    def __init__(self, penalty: float, tokens: list[int], vocab_size: int) -> None:
+    def __init__(self, penalty: float, tokens: Sequence[int], vocab_size: int) -> None:
         self._penalty = penalty
         seen = mx.zeros((vocab_size,), mx.bool_)
         if tokens:
-            seen[mx.array(tokens)] = True
+            seen[mx.array(list(tokens))] = True
         self._seen = seen
 
     def observe(self, token: mx.array) -> None:

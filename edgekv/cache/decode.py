@@ -30,7 +30,7 @@ class DecodeStep:
         self._slots = [slot for slot, _ in held]
         blocks = np.array([b for _, b in held], dtype=np.int64)
         recent = np.array([block - (block + r) % 2 for r in range(RECENT_BLOCKS)])
-        self._rotations = cache.rope.table(self._distances(blocks, recent))
+        self._rotations = cache.rope.table(self._distances(blocks, recent)).over(2)
         self._key_rotation = cache.rope.table([self._offset])
         self._mask = mx.array(self._visible(blocks, recent, cache.closed))
         self._closing = cache.advance(1)
@@ -76,8 +76,8 @@ class DecodeStep:
             q.reshape(n_kv_heads, -1, q.shape[-1]),
             self._rotations,
             blocks,
-            (arrays.recent_keys, arrays.recent_values),
-            (arrays.sink_keys, arrays.sink_values),
+            arrays.recent,
+            arrays.sinks,
             self._mask,
         )
         if self._closing.kept:
@@ -85,15 +85,14 @@ class DecodeStep:
         return out.reshape(q.shape)
 
     def _append(self, arrays: LayerArrays, k: mx.array, v: mx.array) -> None:
-        turned = rotate(k[0], self._key_rotation.cos, self._key_rotation.sin)
-        arrays.recent_keys[self._row, :, self._offset] = turned.astype(mx.float16)
-        arrays.recent_values[self._row, :, self._offset] = v[0].astype(mx.float16)
+        pair = mx.concatenate([rotate(k, self._key_rotation), v]).astype(mx.float16)
+        arrays.recent[self._row, :, :, self._offset] = pair
 
     def _close(self, layer: int, arrays: LayerArrays) -> None:
         row = self._closing.first % RECENT_BLOCKS
         blocks = close(
-            arrays.recent_keys[row : row + 1],
-            arrays.recent_values[row : row + 1],
+            arrays.recent[row : row + 1, 0],
+            arrays.recent[row : row + 1, 1],
             self._cache.policy.layers[layer],
         )
         self._cache.pool.write(layer, self._closing.slots, blocks)

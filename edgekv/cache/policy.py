@@ -85,8 +85,7 @@ class CachePolicy:
             raise InvalidValue(f"n_sink must be from 0 to {BLOCK}, got {self.n_sink}")
         if self.n_pinned % BLOCK or self.n_pinned < 0:
             raise InvalidValue(f"n_pinned must be a multiple of {BLOCK}, got {self.n_pinned}")
-        # Below this a pinned token could leave the window before its block is quantized.
-        if self.n_pinned and self.window < RECENT_BLOCKS * BLOCK:
+        if self.n_pinned and not self.can_pin:
             raise InvalidValue(
                 f"a pinned prefix needs a window of at least {RECENT_BLOCKS * BLOCK} tokens, "
                 f"got {self.window}"
@@ -133,6 +132,15 @@ class CachePolicy:
 
     def with_window(self, window: int) -> "CachePolicy":
         return replace(self, window=window)
+
+    def with_pinned(self, n_pinned: int) -> "CachePolicy":
+        """The policy with a pinned prefix, or as it is where the window is too small for one."""
+        return replace(self, n_pinned=n_pinned if self.can_pin else 0)
+
+    @property
+    def can_pin(self) -> bool:
+        # Below this a pinned token could leave the window before its block is quantized.
+        return self.window >= RECENT_BLOCKS * BLOCK
 
 
 def fit_window(policy: CachePolicy, budget: int, longest: int) -> CachePolicy:

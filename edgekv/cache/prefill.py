@@ -46,16 +46,15 @@ class PrefillStep:
         offsets = np.where(
             positions < policy.n_sink, positions, (positions - policy.n_sink) % BLOCK
         )
-        self._key_rotation = cache.rope.table(offsets)
-        self._query = cache.rope.table(positions - base)
-        self._slot_query = cache.rope.table(np.minimum(positions, policy.last_slot))
+        self._key_rotation = cache.rope.table(offsets).over(1)
+        self._query = cache.rope.table(positions - base).over(1)
+        self._slot_query = cache.rope.table(np.minimum(positions, policy.last_slot)).over(1)
         n_pinned = min(policy.pinned_blocks, closing.last)
         starts = policy.n_sink + BLOCK * np.arange(max(closing.last, self._closed) + 1)
-        self._anchor_blocks = cache.rope.table(starts[:n_pinned])
-        self._far_blocks = cache.rope.table(starts[self._far_start : closing.last] - base)
-        end = max(self._closed, -(-(self._start + self.n - policy.n_sink) // BLOCK))
-        tail = policy.n_sink + BLOCK * np.arange(self._closed, end)
-        self._tail_blocks = cache.rope.table(tail - base)
+        self._anchor_blocks = cache.rope.table(starts[:n_pinned]).over(2)
+        self._far_blocks = cache.rope.table(starts[self._far_start : closing.last] - base).over(2)
+        tail = np.arange(self._closed * BLOCK, max(0, self._start + self.n - policy.n_sink))
+        self._tail_rotation = cache.rope.table(policy.n_sink - base + tail // BLOCK * BLOCK)
 
     def _rows(self) -> list[tuple[int, int]]:
         """(first, last) of the rows that lie in one block; sink tokens are a run of their own."""
@@ -123,20 +122,15 @@ class PrefillStep:
 
     def _tail(self, arrays: LayerArrays, k: mx.array, v: mx.array) -> KeysValues:
         """Sinks into their place; recent and new tokens joined: (n_kv_heads, tokens, head_dim)."""
-        table = self._key_rotation
-        turned = rotate(k, table.cos[:, None], table.sin[:, None])
-        new = [x.swapaxes(0, 1).astype(mx.float16) for x in (turned, v)]
+        turned = rotate(k, self._key_rotation)
+        new = mx.stack([turned, v]).swapaxes(1, 2).astype(mx.float16)
         if self._n_sink:
             place = slice(self._start, self._start + self._n_sink)
-            arrays.sink_keys[:, place] = new[0][:, : self._n_sink]
-            arrays.sink_values[:, place] = new[1][:, : self._n_sink]
-        keys = self._recent(arrays.recent_keys) + [new[0][:, self._n_sink :]]
-        values = self._recent(arrays.recent_values) + [new[1][:, self._n_sink :]]
-        return mx.concatenate(keys, axis=1), mx.concatenate(values, axis=1)
-
-    def _recent(self, rows: mx.array) -> list[mx.array]:
+            arrays.sinks[:, :, place] = new[:, :, : self._n_sink]
         counts = [min(BLOCK, self._n_recent - at) for at in range(0, self._n_recent, BLOCK)]
-        return [rows[(self._closed + i) % 2, :, :count] for i, count in enumerate(counts)]
+        tail = [arrays.recent[(self._closed + i) % 2, :, :, :c] for i, c in enumerate(counts)]
+        keys, values = mx.concatenate([*tail, new[:, :, self._n_sink :]], axis=2)
+        return keys, values
 
     def _close(self, layer: int, keys: mx.array, values: mx.array) -> Blocks | None:
         n = self._closing.last - self._closing.first
@@ -148,13 +142,12 @@ class PrefillStep:
     def _anchors(
         self, layer: int, arrays: LayerArrays, closed: Blocks | None, dtype: mx.Dtype
     ) -> KeysValues:
-        keys, values = arrays.sink_keys.astype(dtype), arrays.sink_values.astype(dtype)
+        keys, values = arrays.sinks.astype(dtype)
         fresh = self._cache.policy.pinned_blocks - self._closed
         blocks = self._gather(layer, self._pinned, _take(closed, 0, max(0, fresh)), dtype)
         if blocks is None:
             return keys, values
-        table = self._anchor_blocks
-        turned = rotate(blocks[0], table.cos[:, None, None], table.sin[:, None, None])
+        turned = rotate(blocks[0], self._anchor_blocks)
         return (
             mx.concatenate([keys, _tokens(turned)], axis=1),
             mx.concatenate([values, _tokens(blocks[1])], axis=1),
@@ -167,8 +160,7 @@ class PrefillStep:
             policy = self._cache.policy.layers[layer]
             nothing = mx.zeros((policy.n_kv_heads, 0, policy.head_dim), dtype)
             return nothing, nothing
-        table = self._far_blocks
-        turned = rotate(blocks[0], table.cos[:, None, None], table.sin[:, None, None])
+        turned = rotate(blocks[0], self._far_blocks)
         return _tokens(turned), _tokens(blocks[1])
 
     def _gather(
@@ -186,11 +178,7 @@ class PrefillStep:
         return mx.concatenate(keys), mx.concatenate(values)
 
     def _near_keys(self, keys: mx.array, values: mx.array, dtype: mx.Dtype) -> KeysValues:
-        n = keys.shape[1]
-        table: RotaryTable = self._tail_blocks
-        cos = mx.repeat(table.cos, BLOCK, axis=0)[:n]
-        sin = mx.repeat(table.sin, BLOCK, axis=0)[:n]
-        return rotate(keys.astype(dtype), cos, sin), values.astype(dtype)
+        return rotate(keys.astype(dtype), self._tail_rotation), values.astype(dtype)
 
     def _store(
         self,
@@ -208,8 +196,8 @@ class PrefillStep:
         for at in range(done, keys.shape[1], BLOCK):
             row = (self._closed + at // BLOCK) % RECENT_BLOCKS
             count = min(BLOCK, keys.shape[1] - at)
-            arrays.recent_keys[row, :, :count] = keys[:, at : at + count]
-            arrays.recent_values[row, :, :count] = values[:, at : at + count]
+            arrays.recent[row, 0, :, :count] = keys[:, at : at + count]
+            arrays.recent[row, 1, :, :count] = values[:, at : at + count]
 
 
 def _segment(start: int, stop: int, seen: np.ndarray | None) -> Segment | None:
@@ -226,7 +214,7 @@ def _causal(rows: np.ndarray) -> np.ndarray:
 
 def _grouped(q: mx.array, table: RotaryTable, n_kv_heads: int) -> mx.array:
     """(n, n_heads, head_dim) rotated, as (n_kv_heads, group, n, head_dim)."""
-    turned = rotate(q, table.cos[:, None], table.sin[:, None])
+    turned = rotate(q, table)
     n, heads, dim = q.shape
     return turned.reshape(n, n_kv_heads, heads // n_kv_heads, dim).transpose(1, 2, 0, 3)
 

@@ -28,10 +28,8 @@ class Rope:
         return 2 * len(self.frequencies)
 
     def table(self, positions: Positions) -> RotaryTable:
-        """cos and sin at whole positions, which may be negative."""
+        """The rotations of whole positions, which may be negative."""
         angles = np.outer(np.asarray(positions, dtype=np.float64), self.frequencies)
-        factor = self.attention_factor
-        return RotaryTable(
-            mx.array((np.cos(angles) * factor).astype(np.float32)),
-            mx.array((np.sin(angles) * factor).astype(np.float32)),
-        )
+        cos = (np.cos(angles) * self.attention_factor).astype(np.float32)
+        sin = (np.sin(angles) * self.attention_factor).astype(np.float32)
+        return RotaryTable(mx.array(np.hstack([cos, cos])), mx.array(np.hstack([-sin, sin])))

@@ -16,28 +16,28 @@ from edgekv.metal.tile import BLOCK
 class LayerArrays:
     """The fp16 part of one layer.
 
-    sinks: (n_kv_heads, n_sink, head_dim), keys rotated to their position.
-    recent: (2, n_kv_heads, 64, head_dim), keys rotated to their offset in the block; block b
-    stands in row b % 2.
+    sinks: (2, n_kv_heads, n_sink, head_dim): keys, rotated to their position, and values.
+    recent: (2, 2, n_kv_heads, 64, head_dim): for each of two blocks its keys, rotated to their
+    offset in the block, and its values; block b stands in row b % 2.
     """
 
-    sink_keys: mx.array
-    sink_values: mx.array
-    recent_keys: mx.array
-    recent_values: mx.array
+    sinks: mx.array
+    recent: mx.array
 
     @classmethod
     def zeros(cls, layer: LayerPolicy, n_sink: int) -> "LayerArrays":
-        sinks = (layer.n_kv_heads, n_sink, layer.head_dim)
-        recent = (RECENT_BLOCKS, layer.n_kv_heads, BLOCK, layer.head_dim)
-        return cls(*(mx.zeros(shape, mx.float16) for shape in (sinks, sinks, recent, recent)))
+        heads, dim = layer.n_kv_heads, layer.head_dim
+        return cls(
+            mx.zeros((2, heads, n_sink, dim), mx.float16),
+            mx.zeros((RECENT_BLOCKS, 2, heads, BLOCK, dim), mx.float16),
+        )
 
-    def arrays(self) -> tuple[mx.array, ...]:
-        return self.sink_keys, self.sink_values, self.recent_keys, self.recent_values
+    def arrays(self) -> tuple[mx.array, mx.array]:
+        return self.sinks, self.recent
 
     def copy(self) -> "LayerArrays":
         # `array[:]` is a new handle: writing to one handle leaves the other as it was.
-        return LayerArrays(*(array[:] for array in self.arrays()))
+        return LayerArrays(self.sinks[:], self.recent[:])
 
 
 @dataclass(frozen=True)

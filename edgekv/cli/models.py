@@ -8,13 +8,12 @@ from typing import Any
 import click
 
 from edgekv import catalog, config, download
+from edgekv.cache.policy import describe
 from edgekv.catalog import ModelEntry
 from edgekv.cli import machine
 from edgekv.cli.output import amount, count, write_facts, write_json, write_table, yes_no
 from edgekv.errors import InvalidValue
-
-# What a chat keeps by default where the catalog says nothing else, in tokens.
-WINDOW = 4096
+from edgekv.models.shape import ModelShape
 
 # How the facts that are not plain text look to people.
 HUMAN: dict[str, Callable[[Any], str]] = {
@@ -24,6 +23,7 @@ HUMAN: dict[str, Callable[[Any], str]] = {
     "kv_bytes_per_token_4bit": amount,
     "files": lambda files: ", ".join(f"{n} ({amount(s)})" for n, s in files.items()) or "none",
     "sources": ", ".join,
+    "policy": lambda rows: _policy(rows),
 }
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -34,10 +34,15 @@ def models() -> None:
     """List, download, remove and choose models."""
 
 
+def entry_shape(entry: ModelEntry) -> ModelShape:
+    """The numbers of a catalog entry that its cache follows from."""
+    return ModelShape(entry.layers, entry.n_heads, entry.n_kv_heads, entry.head_dim, entry.context)
+
+
 def facts(entry: ModelEntry, default: str) -> dict[str, object]:
     """One catalog entry with what is known of it here; sizes in bytes."""
     path = download.find_local(entry)
-    window = entry.default_window or min(entry.context, WINDOW)
+    window = entry.default_window or entry_shape(entry).default_window
     needed = entry.weight_bytes + window * entry.kv_bytes_per_token()
     return {
         "alias": entry.alias,
@@ -120,20 +125,40 @@ def show(name: str, as_json: bool) -> None:
     known: dict[str, object]
     if isinstance(model, ModelEntry):
         known = facts(model, config.load().model)
+        shape = entry_shape(model)
     else:
-        path = download.find_local(model)
+        path = download.locate(model, progress=download.for_stderr())
+        shape = ModelShape.from_config(_read_config(path))
         known = {
             "model": download.name_of(model),
-            "downloaded": path is not None,
-            "path": str(path) if path else None,
-            "size_on_disk": _size(path) if path else 0,
+            "downloaded": True,
+            "path": str(path),
+            "size_on_disk": _size(path),
         }
     known["files"] = _files(download.find_local(model))
-    # POLICY TABLE: the per-layer cache policy of edgekv.cache.policy is added to `known` here.
+    known["policy"] = describe(shape.policy())
     if as_json:
         write_json(known)
     else:
         write_facts([(key, HUMAN.get(key, _text)(value)) for key, value in known.items()])
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    # Reading a model's files takes MLX, which a catalog entry does without.
+    from edgekv.loading import read_config
+
+    return read_config(path)
+
+
+def _policy(rows: list[dict[str, int | str]]) -> str:
+    """One line for each run of equal layers."""
+    return "; ".join(
+        f"layers {row['layers']}: {row['kind']} window {row['window']:,}, {row['n_sink']} sinks, "
+        f"keys {row['k_bits']} bits, values {row['v_bits']} bits, "
+        f"{row['n_kv_heads']} KV heads of {row['head_dim']}, "
+        f"{amount(float(row['block_bytes']))} a block of 64 tokens"
+        for row in rows
+    )
 
 
 def _files(path: Path | None) -> dict[str, int]:

@@ -1,8 +1,12 @@
 """What the device that MLX computes on is good at."""
 
 import os
+import threading
 
 import mlx.core as mx
+
+
+_of_thread = threading.local()
 
 
 def has_metal() -> bool:
@@ -16,6 +20,14 @@ def compute_dtype(stored: mx.Dtype) -> mx.Dtype:
     slower at 256 rows (measured with mlx 0.32.4), so everything is fp32 there.
     """
     return stored if has_metal() and stored != mx.float32 else mx.float32
+
+
+def side_stream() -> mx.Stream:
+    """A second CPU stream of the calling thread, for work that runs beside the default one."""
+    if not hasattr(_of_thread, "side"):
+        _of_thread.side = mx.new_stream(mx.cpu)
+    stream: mx.Stream = _of_thread.side
+    return stream
 
 
 def physical_memory() -> int:

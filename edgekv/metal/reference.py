@@ -46,43 +46,41 @@ def decode_attention(
     q: mx.array,
     rotations: RotaryTable,
     blocks: Blocks | None,
-    recent: KeysValues,
-    sinks: KeysValues,
+    recent: mx.array,
+    sinks: mx.array,
     mask: mx.array,
 ) -> mx.array:
     """One query token over closed blocks, recent tokens and sinks.
 
-    q: (n_kv_heads, group, head_dim), not rotated. rotations: a row for each closed block, for
-    each of the two recent blocks, and for the sinks: the query's distance to their first token.
-    recent: keys and values (2, n_kv_heads, 64, head_dim); sinks: (n_kv_heads, n_sink, head_dim).
-    mask: (keys,) added to the scores in the order closed, recent, sinks.
-    Returns (n_kv_heads, group, head_dim) in q's dtype.
+    q: (n_kv_heads, group, head_dim), not rotated. rotations: (n + 3, 1, 1, head_dim), a row for
+    each of the n closed blocks, for each of the two recent ones, and for the sinks: the query's
+    distance to their first token. recent: (2, 2, n_kv_heads, 64, head_dim), keys and values of
+    each block; sinks: (2, n_kv_heads, n_sink, head_dim). mask: (keys,) added to the scores in
+    the order closed, recent, sinks. Returns (n_kv_heads, group, head_dim) in q's dtype.
     """
-    turned = rotate(q, rotations.cos[:, None, None, :], rotations.sin[:, None, None, :])
-    n = turned.shape[0] - 3
-    keys, values = (part.astype(q.dtype) for part in recent)
-    scores = [_by_head(turned[n : n + 2] @ keys.swapaxes(-1, -2))]
+    turned = rotate(q, rotations)
+    n, n_sink = turned.shape[0] - 3, sinks.shape[2]
+    recent, sinks = recent.astype(q.dtype), sinks.astype(q.dtype)
+    tiles = turned[n : n + 2] @ recent[:, 0].swapaxes(-1, -2)
     if blocks is not None:
-        scores.insert(0, _by_head(multiply(turned[:n], blocks.keys, BLOCK)))
-    n_sink = sinks[0].shape[1]
+        tiles = mx.concatenate([multiply(turned[:n], blocks.keys, BLOCK), tiles])
+    scores = _by_head(tiles)
     if n_sink:
-        scores.append(turned[n + 2] @ sinks[0].swapaxes(-1, -2).astype(q.dtype))
-    joined = mx.concatenate(scores, axis=-1).astype(mx.float32) + mask
-    weights = mx.softmax(joined, axis=-1).astype(q.dtype)
-    split = n * BLOCK
-    out = (_by_block(weights[..., split : split + 2 * BLOCK]) @ values).sum(axis=0)
+        scores = mx.concatenate([scores, turned[n + 2] @ sinks[0].swapaxes(-1, -2)], axis=-1)
+    weights = mx.softmax(scores.astype(mx.float32) + mask, axis=-1).astype(q.dtype)
+    tiles = _by_block(weights[..., : (n + 2) * BLOCK] if n_sink else weights)
+    out = (tiles[n:] @ recent[:, 1]).sum(axis=0)
     if blocks is not None:
-        shares = multiply(_by_block(weights[..., :split]), blocks.values, q.shape[-1])
-        out = out + shares.sum(axis=0)
+        out = out + multiply(tiles[:n], blocks.values, q.shape[-1]).sum(axis=0)
     if n_sink:
-        out = out + weights[..., split + 2 * BLOCK :] @ sinks[1].astype(q.dtype)
+        out = out + weights[..., (n + 2) * BLOCK :] @ sinks[1]
     return out
 
 
-def _by_head(scores: mx.array) -> mx.array:
+def _by_head(tiles: mx.array) -> mx.array:
     """(blocks, heads, group, 64) scores as (heads, group, blocks * 64)."""
-    n, heads, group, width = scores.shape
-    return scores.transpose(1, 2, 0, 3).reshape(heads, group, n * width)
+    n, heads, group, width = tiles.shape
+    return tiles.transpose(1, 2, 0, 3).reshape(heads, group, n * width)
 
 
 def _by_block(weights: mx.array) -> mx.array:

@@ -7,18 +7,26 @@ import mlx.core as mx
 
 @dataclass(frozen=True)
 class RotaryTable:
-    """cos and sin of a list of positions: both (n, head_dim / 2), fp32."""
+    """A list of rotations: cos and sin, both (n, head_dim), fp32.
+
+    Each row holds the cosines of all pairs twice, and the sines negated and as they are, so
+    that a rotation is x * cos + swapped(x) * sin.
+    """
 
     cos: mx.array
     sin: mx.array
 
+    def over(self, axes: int) -> "RotaryTable":
+        """The same rotations with so many axes of size one before the last."""
+        shape = (self.cos.shape[0], *(1,) * axes, self.cos.shape[1])
+        return RotaryTable(self.cos.reshape(shape), self.sin.reshape(shape))
 
-def rotate(x: mx.array, cos: mx.array, sin: mx.array) -> mx.array:
+
+def rotate(x: mx.array, table: RotaryTable) -> mx.array:
     """Rotate the pairs (i, i + head_dim / 2) of the last axis of x.
 
-    cos and sin broadcast against (..., head_dim / 2). The result has x's dtype.
+    The table broadcasts against x (..., head_dim). The result has x's dtype.
     """
     half = x.shape[-1] // 2
-    low, high = x[..., :half], x[..., half:]
-    turned = mx.concatenate([low * cos - high * sin, high * cos + low * sin], axis=-1)
-    return turned.astype(x.dtype)
+    swapped = mx.concatenate([x[..., half:], x[..., :half]], axis=-1)
+    return (x * table.cos + swapped * table.sin).astype(x.dtype)

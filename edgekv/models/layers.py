@@ -15,6 +15,14 @@ class Attend(Protocol):
     def attend(self, layer: int, q: mx.array, k: mx.array, v: mx.array) -> mx.array: ...
 
 
+class OneToken(Protocol):
+    """A decoder's way to compute a single token, over the same weights (see models/cpu.py)."""
+
+    def __call__(self, inputs: mx.array, step: Attend) -> mx.array: ...
+
+    def logits(self, hidden: mx.array) -> mx.array: ...
+
+
 @dataclass
 class DecoderArgs:
     """The configuration keys that every family has, under the names its config.json gives them."""
@@ -78,14 +86,17 @@ class Attention(nn.Module):
             self.k_norm = nn.RMSNorm(self.head_dim, eps=args.rms_norm_eps)
 
     def __call__(self, x: mx.array, step: Attend) -> mx.array:
-        n = x.shape[0]
-        q = self.q_proj(x).reshape(n, self.n_heads, self.head_dim)
-        k = self.k_proj(x).reshape(n, self.n_kv_heads, self.head_dim)
-        v = self.v_proj(x).reshape(n, self.n_kv_heads, self.head_dim)
+        return self.o_proj(self.mix(self.q_proj(x), self.k_proj(x), self.v_proj(x), step))
+
+    def mix(self, q: mx.array, k: mx.array, v: mx.array, step: Attend) -> mx.array:
+        """Attention of projected tokens over the cache; everything is (n, features)."""
+        n = q.shape[0]
+        q = q.reshape(n, self.n_heads, self.head_dim)
+        k = k.reshape(n, self.n_kv_heads, self.head_dim)
+        v = v.reshape(n, self.n_kv_heads, self.head_dim)
         if self.normed:
             q, k = self.q_norm(q), self.k_norm(k)
-        out = step.attend(self.layer, q * self.scale, k, v)
-        return self.o_proj(out.reshape(n, -1))
+        return step.attend(self.layer, q * self.scale, k, v).reshape(n, -1)
 
 
 class MLP(nn.Module):
@@ -138,13 +149,19 @@ class Decoder(nn.Module):
         self.model = DecoderModel(args, variant)
         if not self.tied:
             self.lm_head = nn.Linear(args.hidden_size, args.vocab_size, bias=False)
+        self.one_token: OneToken | None = None
+        """Used instead of the plain blocks where there is one and a single token is asked for."""
 
     def __call__(self, inputs: mx.array, step: Attend) -> mx.array:
         """Token ids (n,) to hidden states (n, hidden_size)."""
+        if self.one_token is not None and inputs.shape[0] == 1:
+            return self.one_token(inputs, step)
         return self.model(inputs, step)
 
     def logits(self, hidden: mx.array) -> mx.array:
         """Hidden states (n, hidden_size) to scores (n, vocab_size) in fp32."""
+        if self.one_token is not None and hidden.shape[0] == 1:
+            return self.one_token.logits(hidden)
         head = self.model.embed_tokens.as_linear if self.tied else self.lm_head
         scores: mx.array = head(hidden)
         return scores.astype(mx.float32)

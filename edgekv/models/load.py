@@ -9,6 +9,7 @@ import mlx.nn as nn
 from edgekv.errors import DamagedFile, UnsupportedModel
 from edgekv.metal.device import compute_dtype, prefers_dense
 from edgekv.models import ARCHITECTURES
+from edgekv.models.cpu import add_one_token
 from edgekv.models.layers import Decoder
 
 Weights = dict[str, mx.array]
@@ -35,6 +36,8 @@ def build(config: dict[str, Any], weights: Weights) -> Decoder:
         _make_room(model, modes)
     weights = {name: _for_compute(array) for name, array in weights.items()}
     _load(model, weights, kind)
+    weights.clear()
+    add_one_token(model)
     return model
 
 

@@ -4,10 +4,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgekv.cache.policy import CachePolicy, LayerPolicy
-from edgekv.errors import DamagedFile
+from edgekv.errors import DamagedFile, UnsupportedModel
+from edgekv.models import ARCHITECTURES
 
 DEFAULT_WINDOW = 4096
 """Tokens kept where nobody says otherwise, if the model was trained on as many."""
+
+
+def check_supported(config: dict[str, Any]) -> str:
+    """The model_type of a configuration. Raises UnsupportedModel for one that has no module."""
+    kind = config.get("model_type")
+    if kind not in ARCHITECTURES:
+        known = ", ".join(sorted(ARCHITECTURES))
+        raise UnsupportedModel(f"architecture {kind!r} is not supported; supported are {known}")
+    return str(kind)
 
 
 @dataclass(frozen=True)
@@ -39,6 +49,11 @@ class ModelShape:
             context=config.get("max_position_embeddings") or DEFAULT_WINDOW,
             sliding_window=_sliding_window(config),
         )
+
+    @property
+    def longest_window(self) -> int:
+        """The longest window that the model was trained for."""
+        return min(self.context, self.sliding_window or self.context)
 
     @property
     def default_window(self) -> int:

@@ -1,0 +1,99 @@
+"""The options that commands share, and what they come to for a model."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from edgekv.cache.policy import CachePolicy, fit_window
+from edgekv.config import Config
+from edgekv.conversation import Prompt
+from edgekv.errors import InvalidValue
+from edgekv.models.shape import ModelShape
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+_UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "ki": 1024, "mi": 1024**2, "gi": 1024**3}
+
+
+class Size(click.ParamType[int]):
+    """A number of bytes: 268435456, 256MB (decimal), 256MiB (binary)."""
+
+    name = "size"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:
+        """Bytes. Fails as a usage error."""
+        if isinstance(value, int):
+            return value
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]i?)?b?", str(value).strip().lower())
+        if match is None:
+            self.fail(f"expected a size such as 256MB or 1GiB, got {value!r}", param, ctx)
+        return int(float(match[1]) * _UNITS[match[2] or ""])
+
+
+def _chain(*decorators: Decorator) -> Decorator:
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        for decorator in reversed(decorators):
+            command = decorator(command)
+        return command
+
+    return decorate
+
+
+model_option = click.option(
+    "-m", "--model", metavar="NAME|PATH|REPO", help="Alias, folder, .gguf file or hub repository."
+)
+
+cache_options = _chain(
+    click.option("--window", type=int, metavar="N", help="Newest tokens kept (default: by model)."),
+    click.option("--n-sink", type=int, metavar="N", help="First tokens kept for good (default 4)."),
+    click.option(
+        "--pin-system/--no-pin-system",
+        default=True,
+        show_default=True,
+        help="Keep the system message for good.",
+    ),
+    click.option("--kv-bits", type=int, metavar="B", help="2, 3, 4, 8 or 16 (default 4)."),
+    click.option("--k-bits", type=int, metavar="B", help="Bits of keys alone."),
+    click.option("--v-bits", type=int, metavar="B", help="Bits of values alone."),
+    click.option(
+        "--kv-budget", type=Size(), metavar="SIZE", help="Bytes for KV, e.g. 256MB: sets --window."
+    ),
+    click.option(
+        "--overflow",
+        type=click.Choice(["roll", "error"]),
+        default="roll",
+        show_default=True,
+        help="Past the window: forget the oldest tokens, or refuse.",
+    ),
+)
+
+sampling_options = _chain(
+    click.option("--system", metavar="TEXT", help="System message."),
+    click.option("--max-tokens", type=int, metavar="N", help="Longest reply (default 1024)."),
+    click.option("--temp", type=float, metavar="F", help="Temperature; 0 is greedy (default 0.7)."),
+    click.option("--top-p", type=float, metavar="F", help="Nucleus (default 0.95)."),
+    click.option("--top-k", type=int, metavar="N", help="Best tokens to draw from; 0 is all."),
+    click.option("--min-p", type=float, metavar="F", help="Least share of the best token's."),
+    click.option("--repetition-penalty", type=float, metavar="F", help="1 is none."),
+    click.option("--seed", type=int, metavar="N", help="Same seed, same reply."),
+    click.option("--stop", "stops", multiple=True, metavar="TEXT", help="End before this text."),
+)
+
+
+def make_policy(
+    config: Config, shape: ModelShape, prompt: Prompt, pin: bool, budget: int | None
+) -> CachePolicy:
+    """The cache policy of a prompt under the user's settings.
+
+    Raises InvalidValue or DoesNotFit where the settings contradict each other or the model.
+    """
+    if budget is not None and config.window is not None:
+        raise InvalidValue("--kv-budget chooses the window: give it or --window, not both")
+    policy = shape.policy(config.window, config.n_sink, config.k_bits, config.v_bits)
+    pinned = prompt.pinned(policy.n_sink) if pin else 0
+    policy = policy.with_pinned(pinned)
+    return policy if budget is None else fit_window(policy, budget, shape.longest_window)

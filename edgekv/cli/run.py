@@ -1,0 +1,227 @@
+"""`edgekv run`: one prompt, one answer on standard output."""
+
+import os
+import signal
+import stat
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import click
+
+from edgekv import catalog, config, download
+from edgekv.cache.policy import CachePolicy
+from edgekv.cli.options import cache_options, make_policy, model_option, sampling_options
+from edgekv.cli.output import amount, write_json
+from edgekv.cli.show import Plain, Rendered, Silent, Writer
+from edgekv.config import Config
+from edgekv.conversation import MAX_PROMPT, Prompt, chat_prompt, checked, raw_prompt
+from edgekv.engine import Engine, Finished, Loaded, Prefilled, Reply, Request, Text
+from edgekv.errors import DoesNotFit, ExitCode, InvalidValue
+from edgekv.sampling import Sampling
+from edgekv.stops import StopFilter
+
+_SETTINGS = tuple(config.RULES)
+
+
+@click.command()
+@click.argument("prompt", required=False)
+@model_option
+@cache_options
+@sampling_options
+@click.option("--file", "file", type=Path, metavar="PATH", help="Read the prompt from a file.")
+@click.option("--raw", is_flag=True, help="No chat template: continue the text.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--stats", is_flag=True, help="Print counts and speeds on standard error.")
+def run(prompt: str | None, file: Path | None, stops: tuple[str, ...], **options: Any) -> int:  # noqa: ANN401
+    """Answer PROMPT. Standard input, if piped, is read and joined after it."""
+    settings = config.load({key: options.get(key) for key in _SETTINGS})
+    text = checked(_prompt_text(prompt, file))
+    if settings.system:
+        checked(settings.system)
+    StopFilter(stops)
+    sampling = _sampling(settings)
+    path = download.locate(catalog.resolve(settings.model), progress=download.for_stderr())
+    with Engine(path) as engine:
+        loaded = engine.loaded
+        request = _request(loaded, settings, sampling, text, stops, options)
+        writer = _writer(options["as_json"])
+        finished = _follow(engine.submit(request), writer)
+    if options["as_json"]:
+        write_json(_report(settings, loaded, request.policy, finished, writer.text))
+    if options["stats"]:
+        _print_stats(finished)
+    cancelled = finished.reason == "cancelled"
+    return ExitCode.INTERRUPTED if cancelled else ExitCode.OK
+
+
+def _prompt_text(prompt: str | None, file: Path | None) -> str:
+    """Argument, file and piped standard input, in that order, a line apart."""
+    parts = [] if prompt is None else [prompt]
+    if file is not None:
+        parts.append(_read_file(file))
+    if _is_piped():
+        piped = sys.stdin.buffer.read(4 * MAX_PROMPT + 1)
+        parts.append(_decode(piped, "standard input").rstrip("\n"))
+    parts = [part for part in parts if part]
+    if not parts and prompt is None and file is None:
+        raise click.UsageError("no prompt: give one as an argument, with --file, or in a pipe")
+    return "\n".join(parts)
+
+
+def _is_piped() -> bool:
+    """Whether standard input is a pipe or a file; a terminal or a device has nothing to say."""
+    if sys.stdin is None or sys.stdin.closed:
+        return False
+    mode = os.fstat(sys.stdin.fileno()).st_mode
+    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode)
+
+
+def _read_file(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return _decode(file.read(4 * MAX_PROMPT + 1), str(path)).rstrip("\n")
+    except OSError as error:
+        raise InvalidValue(f"--file {path}: {error.strerror or error}") from None
+
+
+def _decode(data: bytes, origin: str) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        if len(data) > 4 * MAX_PROMPT:
+            return data.decode("utf-8", "replace")
+        raise InvalidValue(f"{origin}: byte {error.start} is not valid UTF-8") from None
+
+
+def _sampling(settings: Config) -> Sampling:
+    return Sampling(
+        settings.temp,
+        settings.top_p,
+        settings.top_k,
+        settings.min_p,
+        settings.repetition_penalty,
+        settings.seed,
+    )
+
+
+def _request(
+    loaded: Loaded,
+    settings: Config,
+    sampling: Sampling,
+    text: str,
+    stops: tuple[str, ...],
+    options: dict[str, Any],
+) -> Request:
+    prompt = _tokens(loaded, settings, text, options["raw"])
+    policy = make_policy(
+        settings, loaded.shape, prompt, options["pin_system"], options["kv_budget"]
+    )
+    if policy.window > loaded.shape.context:
+        _warn(
+            f"a window of {policy.window:,} is beyond the {loaded.shape.context:,} tokens "
+            "this model was trained on"
+        )
+    max_tokens = settings.max_tokens
+    if options["overflow"] == "error":
+        max_tokens = _within(policy, len(prompt.tokens), max_tokens)
+    return Request(prompt.tokens, policy, sampling, max_tokens, stops)
+
+
+def _tokens(loaded: Loaded, settings: Config, text: str, raw: bool) -> Prompt:
+    if raw:
+        return raw_prompt(loaded.tokenizer, text)
+    messages = [{"role": "user", "content": text}]
+    if settings.system is not None:
+        messages.insert(0, {"role": "system", "content": settings.system})
+    return chat_prompt(loaded.tokenizer, messages)
+
+
+def _within(policy: CachePolicy, prompt_tokens: int, max_tokens: int) -> int:
+    """How long a reply may become before the window would roll. Raises DoesNotFit."""
+    room = policy.last_slot + 1
+    if prompt_tokens >= room:
+        raise DoesNotFit(
+            f"the prompt has {prompt_tokens:,} tokens, but the cache holds {room:,}: "
+            "raise --window, or let it --overflow roll"
+        )
+    return min(max_tokens, room - prompt_tokens)
+
+
+def _writer(as_json: bool) -> Writer:
+    if as_json:
+        return Silent()
+    return Rendered() if sys.stdout.isatty() else Plain()
+
+
+def _follow(reply: Reply, writer: Writer) -> Finished:
+    """Show a reply as it comes; Ctrl-C stops it and keeps what there is, twice leaves at once."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        reply.cancel()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        with writer:
+            for event in reply:
+                match event:
+                    case Text(text):
+                        writer.write(text)
+                    case Prefilled(done, total):
+                        writer.reading(done, total)
+                    case Finished():
+                        return event
+    finally:
+        signal.signal(signal.SIGINT, before)
+    raise AssertionError("a reply ends with Finished")
+
+
+def _report(
+    settings: Config, loaded: Loaded, policy: CachePolicy, finished: Finished, text: str
+) -> dict[str, Any]:
+    layer = policy.layers[0]
+    return {
+        "text": text,
+        "finish_reason": finished.reason,
+        "model": settings.model,
+        "session": None,
+        "usage": {
+            "prompt_tokens": finished.prompt_tokens,
+            "completion_tokens": finished.completion_tokens,
+            "cached_tokens": 0,
+            "evicted_tokens": finished.evicted_tokens,
+        },
+        "timings": {
+            "load_s": loaded.load_s,
+            "ttft_s": finished.ttft_s,
+            "prefill_tps": finished.prefill_tps,
+            "decode_tps": finished.decode_tps,
+        },
+        "kv": {
+            "k_bits": layer.k_bits,
+            "v_bits": layer.v_bits,
+            "window": policy.window,
+            "n_sink": policy.n_sink,
+            "pinned": policy.n_pinned,
+            "bytes": finished.kv_bytes,
+            "peak_bytes": finished.kv_peak_bytes,
+            "budget_bytes": policy.nbytes,
+            "bytes_per_token": policy.bytes_per_token,
+        },
+    }
+
+
+def _print_stats(finished: Finished) -> None:
+    click.echo(
+        f"{finished.prompt_tokens:,} prompt tokens at {finished.prefill_tps:.1f}/s, "
+        f"first token after {finished.ttft_s:.2f} s, "
+        f"{finished.completion_tokens:,} tokens at {finished.decode_tps:.1f}/s, "
+        f"{finished.evicted_tokens:,} evicted, KV {amount(finished.kv_bytes)}",
+        err=True,
+    )
+
+
+def _warn(text: str) -> None:
+    click.echo(f"edgekv: {text}", err=True)

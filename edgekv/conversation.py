@@ -1,0 +1,67 @@
+"""A conversation made into a prompt: the template's text, its tokens, and what of it to pin."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+
+from edgekv.errors import InvalidValue, UnsupportedModel
+from edgekv.metal.tile import BLOCK
+from edgekv.tokenizer import Tokenizer
+
+Message = Mapping[str, str]
+
+MAX_PROMPT = 512 * 1024
+"""Characters of one prompt at the most: beyond it a reply would take minutes to begin."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Token ids of a prompt, and how many of the first ones are the system message."""
+
+    tokens: tuple[int, ...]
+    n_system: int = 0
+
+    def pinned(self, n_sink: int) -> int:
+        """Tokens behind the sinks to pin, in whole blocks, so that the system message stays."""
+        return max(0, -(-(self.n_system - n_sink) // BLOCK)) * BLOCK
+
+
+def checked(text: str) -> str:
+    """The text of a prompt. Raises InvalidValue when it is empty or over the limit."""
+    if not text.strip():
+        raise InvalidValue("the prompt is empty: give some text")
+    if len(text) > MAX_PROMPT:
+        raise InvalidValue(
+            f"the prompt has {len(text):,} characters, over the limit of {MAX_PROMPT:,}: "
+            "split it into several"
+        )
+    return text
+
+
+def raw_prompt(tokenizer: Tokenizer, text: str) -> Prompt:
+    """Text as it is, behind the token that begins a text where the model has one."""
+    return Prompt(tuple(tokenizer.encode(text, add_special=True)))
+
+
+def chat_prompt(tokenizer: Tokenizer, messages: Sequence[Message]) -> Prompt:
+    """Messages through the model's template, up to where its reply begins.
+
+    Raises UnsupportedModel for a model without a template, TemplateError where it refuses.
+    """
+    tokens = _render(tokenizer, messages)
+    if messages[0]["role"] != "system":
+        return Prompt(tokens)
+    # What does not change with the user's words is the system message, whatever the template.
+    other = "~" if not messages[1]["content"].startswith("~") else "-"
+    changed = _render(tokenizer, [messages[0], {"role": "user", "content": other}])
+    pairs = zip(tokens, changed, strict=False)
+    return Prompt(tokens, sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)))
+
+
+def _render(tokenizer: Tokenizer, messages: Sequence[Message]) -> tuple[int, ...]:
+    template = tokenizer.chat_template
+    if template is None:
+        raise UnsupportedModel(
+            "this model has no chat template: it completes text, so use --raw, or an instruct model"
+        )
+    return tuple(tokenizer.encode(template.render(messages), add_special=True))
