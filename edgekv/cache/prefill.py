@@ -1,10 +1,11 @@
 """Many new tokens at once: the same rules as one by one, worked block by block."""
 
+from collections.abc import Iterator
+
 import mlx.core as mx
 import numpy as np
 
 from edgekv.cache.block import close
-from edgekv.cache.policy import RECENT_BLOCKS
 from edgekv.cache.sequence import LayerArrays, SequenceCache
 from edgekv.metal.attention import Segment, Span, prefill_attention
 from edgekv.metal.merge import MASKED
@@ -46,15 +47,17 @@ class PrefillStep:
         offsets = np.where(
             positions < policy.n_sink, positions, (positions - policy.n_sink) % BLOCK
         )
-        self._key_rotation = cache.rope.table(offsets).over(1)
-        self._query = cache.rope.table(positions - base).over(1)
-        self._slot_query = cache.rope.table(np.minimum(positions, policy.last_slot)).over(1)
+        self._key_rotation = cache.rope.for_keys(offsets).over(1)
+        self._query = cache.rope.for_queries(positions - base).over(1)
+        self._slot_query = cache.rope.for_queries(np.minimum(positions, policy.last_slot)).over(1)
         n_pinned = min(policy.pinned_blocks, closing.last)
         starts = policy.n_sink + BLOCK * np.arange(max(closing.last, self._closed) + 1)
-        self._anchor_blocks = cache.rope.table(starts[:n_pinned]).over(2)
-        self._far_blocks = cache.rope.table(starts[self._far_start : closing.last] - base).over(2)
+        self._anchor_blocks = cache.rope.for_keys(starts[:n_pinned]).over(2)
+        self._far_blocks = cache.rope.for_keys(starts[self._far_start : closing.last] - base).over(
+            2
+        )
         tail = np.arange(self._closed * BLOCK, max(0, self._start + self.n - policy.n_sink))
-        self._tail_rotation = cache.rope.table(policy.n_sink - base + tail // BLOCK * BLOCK)
+        self._tail_rotation = cache.rope.for_keys(policy.n_sink - base + tail // BLOCK * BLOCK)
 
     def _rows(self) -> list[tuple[int, int]]:
         """(first, last) of the rows that lie in one block; sink tokens are a run of their own."""
@@ -126,9 +129,8 @@ class PrefillStep:
         new = mx.stack([turned, v]).swapaxes(1, 2).astype(mx.float16)
         if self._n_sink:
             place = slice(self._start, self._start + self._n_sink)
-            arrays.sinks[:, :, place] = new[:, :, : self._n_sink]
-        counts = [min(BLOCK, self._n_recent - at) for at in range(0, self._n_recent, BLOCK)]
-        tail = [arrays.recent[(self._closed + i) % 2, :, :, :c] for i, c in enumerate(counts)]
+            arrays.hot[:, :, place] = new[:, :, : self._n_sink]
+        tail = [arrays.hot[:, :, place] for _, place in self._recent(0, self._n_recent)]
         keys, values = mx.concatenate([*tail, new[:, :, self._n_sink :]], axis=2)
         return keys, values
 
@@ -142,7 +144,7 @@ class PrefillStep:
     def _anchors(
         self, layer: int, arrays: LayerArrays, closed: Blocks | None, dtype: mx.Dtype
     ) -> KeysValues:
-        keys, values = arrays.sinks.astype(dtype)
+        keys, values = arrays.hot[:, :, : self._cache.policy.n_sink].astype(dtype)
         fresh = self._cache.policy.pinned_blocks - self._closed
         blocks = self._gather(layer, self._pinned, _take(closed, 0, max(0, fresh)), dtype)
         if blocks is None:
@@ -193,11 +195,15 @@ class PrefillStep:
             chosen = Blocks(*(tuple(a[kept] for a in part) for part in closed))
             self._cache.pool.write(layer, self._closing.slots, chosen)
         done = (self._closing.last - self._closed) * BLOCK
-        for at in range(done, keys.shape[1], BLOCK):
-            row = (self._closed + at // BLOCK) % RECENT_BLOCKS
-            count = min(BLOCK, keys.shape[1] - at)
-            arrays.recent[row, 0, :, :count] = keys[:, at : at + count]
-            arrays.recent[row, 1, :, :count] = values[:, at : at + count]
+        for here, place in self._recent(done, keys.shape[1]):
+            arrays.hot[0, :, place] = keys[:, here]
+            arrays.hot[1, :, place] = values[:, here]
+
+    def _recent(self, first: int, last: int) -> Iterator[tuple[slice, slice]]:
+        """Tokens first..last behind the closed blocks, cut at blocks, and their places in `hot`."""
+        for at in range(first, last, BLOCK):
+            row, count = self._cache.recent_row(self._closed + at // BLOCK), min(BLOCK, last - at)
+            yield slice(at, at + count), slice(row, row + count)
 
 
 def _segment(start: int, stop: int, seen: np.ndarray | None) -> Segment | None:

@@ -17,7 +17,11 @@ Positions = Sequence[int] | NDArray[np.int64]
 
 
 class Rope:
-    """Frequencies of a model's rotary embedding, in radians a position, computed in float64."""
+    """Frequencies of a model's rotary embedding, in radians a position, computed in float64.
+
+    attention_factor multiplies queries and keys in models with YaRN. Keys are rotated in more
+    than one step here, so queries carry it for both.
+    """
 
     def __init__(self, frequencies: NDArray[np.float64], attention_factor: float = 1.0) -> None:
         self.frequencies = frequencies
@@ -27,9 +31,16 @@ class Rope:
     def head_dim(self) -> int:
         return 2 * len(self.frequencies)
 
-    def table(self, positions: Positions) -> RotaryTable:
+    def for_keys(self, positions: Positions) -> RotaryTable:
         """The rotations of whole positions, which may be negative."""
+        return self._table(positions, 1.0)
+
+    def for_queries(self, positions: Positions) -> RotaryTable:
+        """The same, with the attention factor of both sides."""
+        return self._table(positions, self.attention_factor**2)
+
+    def _table(self, positions: Positions, factor: float) -> RotaryTable:
         angles = np.outer(np.asarray(positions, dtype=np.float64), self.frequencies)
-        cos = (np.cos(angles) * self.attention_factor).astype(np.float32)
-        sin = (np.sin(angles) * self.attention_factor).astype(np.float32)
+        cos = (np.cos(angles) * factor).astype(np.float32)
+        sin = (np.sin(angles) * factor).astype(np.float32)
         return RotaryTable(mx.array(np.hstack([cos, cos])), mx.array(np.hstack([-sin, sin])))

@@ -16,28 +16,21 @@ from edgekv.metal.tile import BLOCK
 class LayerArrays:
     """The fp16 part of one layer.
 
-    sinks: (2, n_kv_heads, n_sink, head_dim): keys, rotated to their position, and values.
-    recent: (2, 2, n_kv_heads, 64, head_dim): for each of two blocks its keys, rotated to their
-    offset in the block, and its values; block b stands in row b % 2.
+    hot: (2, n_kv_heads, n_sink + 128, head_dim), keys and values: the sinks, keys rotated to
+    their position, and two recent blocks, keys rotated to their offset in the block. Block b is
+    the first of the two where b is even, and the second where it is odd.
     """
 
-    sinks: mx.array
-    recent: mx.array
+    hot: mx.array
 
     @classmethod
     def zeros(cls, layer: LayerPolicy, n_sink: int) -> "LayerArrays":
-        heads, dim = layer.n_kv_heads, layer.head_dim
-        return cls(
-            mx.zeros((2, heads, n_sink, dim), mx.float16),
-            mx.zeros((RECENT_BLOCKS, 2, heads, BLOCK, dim), mx.float16),
-        )
-
-    def arrays(self) -> tuple[mx.array, mx.array]:
-        return self.sinks, self.recent
+        tokens = n_sink + RECENT_BLOCKS * BLOCK
+        return cls(mx.zeros((2, layer.n_kv_heads, tokens, layer.head_dim), mx.float16))
 
     def copy(self) -> "LayerArrays":
         # `array[:]` is a new handle: writing to one handle leaves the other as it was.
-        return LayerArrays(self.sinks[:], self.recent[:])
+        return LayerArrays(self.hot[:])
 
 
 @dataclass(frozen=True)
@@ -74,7 +67,7 @@ class SequenceCache:
     @property
     def nbytes(self) -> int:
         """Bytes the KV arrays of this sequence occupy, its pool included."""
-        return self.pool.nbytes + sum(a.nbytes for layer in self.layers for a in layer.arrays())
+        return self.pool.nbytes + sum(array.nbytes for array in self.arrays())
 
     @property
     def ring_start(self) -> int:
@@ -92,7 +85,11 @@ class SequenceCache:
 
     def arrays(self) -> list[mx.array]:
         """The arrays that a forward pass changes outside the pool, to be evaluated after it."""
-        return [array for layer in self.layers for array in layer.arrays()]
+        return [layer.hot for layer in self.layers]
+
+    def recent_row(self, block: int) -> int:
+        """Where a recent block's first token stands in each layer's `hot`."""
+        return self.policy.n_sink + block % RECENT_BLOCKS * BLOCK
 
     def advance(self, n: int) -> Closing:
         """Account for n new tokens: close what fills, evict what no query can reach any more.

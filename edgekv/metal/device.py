@@ -2,9 +2,9 @@
 
 import os
 import threading
+from contextlib import AbstractContextManager, nullcontext
 
 import mlx.core as mx
-
 
 _of_thread = threading.local()
 
@@ -28,6 +28,11 @@ def side_stream() -> mx.Stream:
         _of_thread.side = mx.new_stream(mx.cpu)
     stream: mx.Stream = _of_thread.side
     return stream
+
+
+def beside() -> AbstractContextManager[object]:
+    """On the CPU backend, do what follows on a second thread beside the default stream's."""
+    return nullcontext() if has_metal() else mx.stream(side_stream())
 
 
 def physical_memory() -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
+from edgekv.metal.device import beside
 from edgekv.metal.merge import Partial, merge, partial
 from edgekv.metal.packed import Blocks, multiply
 from edgekv.metal.rotary import RotaryTable, rotate
@@ -42,45 +43,62 @@ class Span:
     near: Segment | None
 
 
-def decode_attention(
-    q: mx.array,
-    rotations: RotaryTable,
-    blocks: Blocks | None,
-    recent: mx.array,
-    sinks: mx.array,
-    mask: mx.array,
-) -> mx.array:
-    """One query token over closed blocks, recent tokens and sinks.
+@dataclass(frozen=True)
+class Sight:
+    """What one query token sees, and from where: the same in every layer.
 
-    q: (n_kv_heads, group, head_dim), not rotated. rotations: (n + 3, 1, 1, head_dim), a row for
-    each of the n closed blocks, for each of the two recent ones, and for the sinks: the query's
-    distance to their first token. recent: (2, 2, n_kv_heads, 64, head_dim), keys and values of
-    each block; sinks: (2, n_kv_heads, n_sink, head_dim). mask: (keys,) added to the scores in
-    the order closed, recent, sinks. Returns (n_kv_heads, group, head_dim) in q's dtype.
+    far: (n, 1, 1, head_dim), the query's distance to the first token of each closed block, and
+    far_mask (n * 64,) to be added to their scores, or None where all count; both None without
+    closed blocks. hot: (head_dim, parts * head_dim), the rotations to the first token of each
+    part of the fp16 tokens (sinks, recent blocks), and hot_mask (parts, tokens): MASKED but
+    where a part's own tokens are seen.
     """
-    turned = rotate(q, rotations)
-    n, n_sink = turned.shape[0] - 3, sinks.shape[2]
-    recent, sinks = recent.astype(q.dtype), sinks.astype(q.dtype)
-    tiles = turned[n : n + 2] @ recent[:, 0].swapaxes(-1, -2)
-    if blocks is not None:
-        tiles = mx.concatenate([multiply(turned[:n], blocks.keys, BLOCK), tiles])
-    scores = _by_head(tiles)
-    if n_sink:
-        scores = mx.concatenate([scores, turned[n + 2] @ sinks[0].swapaxes(-1, -2)], axis=-1)
-    weights = mx.softmax(scores.astype(mx.float32) + mask, axis=-1).astype(q.dtype)
-    tiles = _by_block(weights[..., : (n + 2) * BLOCK] if n_sink else weights)
-    out = (tiles[n:] @ recent[:, 1]).sum(axis=0)
-    if blocks is not None:
-        out = out + multiply(tiles[:n], blocks.values, q.shape[-1]).sum(axis=0)
-    if n_sink:
-        out = out + weights[..., (n + 2) * BLOCK :] @ sinks[1]
-    return out
+
+    far: RotaryTable | None
+    far_mask: mx.array | None
+    hot: mx.array
+    hot_mask: mx.array
 
 
-def _by_head(tiles: mx.array) -> mx.array:
-    """(blocks, heads, group, 64) scores as (heads, group, blocks * 64)."""
+def decode_attention(q: mx.array, sight: Sight, blocks: Blocks | None, hot: mx.array) -> mx.array:
+    """One query token over closed blocks and fp16 tokens.
+
+    q: (n_kv_heads, group, head_dim), not rotated; hot: (2, n_kv_heads, tokens, head_dim), keys
+    and values. Returns (n_kv_heads, group, head_dim) in q's dtype.
+    """
+    with beside():
+        hot = hot.astype(q.dtype)
+        keys, values = hot[0].swapaxes(-1, -2), hot[1]
+    scores = _hot_scores(q, keys, sight)
+    if blocks is None or sight.far is None:
+        return mx.softmax(scores, axis=-1).astype(q.dtype) @ values
+    scores = mx.concatenate([_far_scores(q, blocks, sight.far, sight.far_mask), scores], axis=-1)
+    weights = mx.softmax(scores, axis=-1).astype(q.dtype)
+    n = sight.far.cos.shape[0] * BLOCK
+    tiles = multiply(_by_block(weights[..., :n]), blocks.values, q.shape[-1])
+    return weights[..., n:] @ values + tiles.sum(axis=0)
+
+
+def _hot_scores(q: mx.array, keys: mx.array, sight: Sight) -> mx.array:
+    """Scores of the fp16 tokens, (heads, group, tokens) in fp32.
+
+    The query meets every token in every part's rotation, and the mask leaves the right one: a
+    product of three times the size costs less than a product for each part.
+    """
+    heads, group, dim = q.shape
+    turned = (q.reshape(-1, dim) @ sight.hot).astype(q.dtype).reshape(heads, -1, dim)
+    scores = (turned @ keys).astype(mx.float32)
+    return (scores.reshape(heads, group, -1, keys.shape[-1]) + sight.hot_mask).max(axis=-2)
+
+
+def _far_scores(
+    q: mx.array, blocks: Blocks, rotations: RotaryTable, mask: mx.array | None
+) -> mx.array:
+    """Scores of the closed blocks, (heads, group, tokens) in fp32."""
+    tiles = multiply(rotate(q, rotations), blocks.keys, BLOCK)
     n, heads, group, width = tiles.shape
-    return tiles.transpose(1, 2, 0, 3).reshape(heads, group, n * width)
+    scores = tiles.transpose(1, 2, 0, 3).reshape(heads, group, n * width).astype(mx.float32)
+    return scores if mask is None else scores + mask
 
 
 def _by_block(weights: mx.array) -> mx.array:

@@ -5,6 +5,7 @@ from typing import Any, Protocol, Self
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx.utils import tree_flatten
 
 from edgekv.errors import DamagedFile
 
@@ -65,7 +66,20 @@ class Variant:
     qk_norm: bool = False
 
 
-class Attention(nn.Module):
+class Module(nn.Module):
+    """A module with a typed constructor: mlx annotates neither of these two."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def arrays(self) -> list[mx.array]:
+        """All parameters."""
+        leaves = tree_flatten(self.parameters(), destination={})  # type: ignore[no-untyped-call]
+        assert isinstance(leaves, dict)
+        return list(leaves.values())
+
+
+class Attention(Module):
     def __init__(self, args: DecoderArgs, variant: Variant, layer: int) -> None:
         super().__init__()
         self.layer = layer
@@ -74,7 +88,7 @@ class Attention(nn.Module):
             args.kv_heads,
             args.dim,
         )
-        self.scale = args.dim**-0.5
+        self.scale: float = args.dim**-0.5
         queries, keys = self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
         self.q_proj = nn.Linear(args.hidden_size, queries, bias=variant.qkv_bias)
         self.k_proj = nn.Linear(args.hidden_size, keys, bias=variant.qkv_bias)
@@ -86,32 +100,43 @@ class Attention(nn.Module):
             self.k_norm = nn.RMSNorm(self.head_dim, eps=args.rms_norm_eps)
 
     def __call__(self, x: mx.array, step: Attend) -> mx.array:
-        return self.o_proj(self.mix(self.q_proj(x), self.k_proj(x), self.v_proj(x), step))
+        k, v = self.as_keys(self.k_proj(x)), self.as_values(self.v_proj(x))
+        out = step.attend(self.layer, self.as_queries(self.q_proj(x)), k, v)
+        mixed: mx.array = self.o_proj(out.reshape(x.shape[0], -1))
+        return mixed
 
-    def mix(self, q: mx.array, k: mx.array, v: mx.array, step: Attend) -> mx.array:
-        """Attention of projected tokens over the cache; everything is (n, features)."""
-        n = q.shape[0]
-        q = q.reshape(n, self.n_heads, self.head_dim)
-        k = k.reshape(n, self.n_kv_heads, self.head_dim)
-        v = v.reshape(n, self.n_kv_heads, self.head_dim)
+    def as_queries(self, q: mx.array) -> mx.array:
+        """Projected tokens (n, features) as (n, n_heads, head_dim), normed and scaled."""
+        q = q.reshape(-1, self.n_heads, self.head_dim)
         if self.normed:
-            q, k = self.q_norm(q), self.k_norm(k)
-        return step.attend(self.layer, q * self.scale, k, v).reshape(n, -1)
+            q = self.q_norm(q)
+        return q * self.scale
+
+    def as_keys(self, k: mx.array) -> mx.array:
+        """Projected tokens (n, features) as (n, n_kv_heads, head_dim), normed."""
+        k = k.reshape(-1, self.n_kv_heads, self.head_dim)
+        if self.normed:
+            k = self.k_norm(k)
+        return k
+
+    def as_values(self, v: mx.array) -> mx.array:
+        return v.reshape(-1, self.n_kv_heads, self.head_dim)
 
 
-class MLP(nn.Module):
+class MLP(Module):
     def __init__(self, args: DecoderArgs, bias: bool) -> None:
         super().__init__()
         self.gate_proj = nn.Linear(args.hidden_size, args.intermediate_size, bias=bias)
         self.up_proj = nn.Linear(args.hidden_size, args.intermediate_size, bias=bias)
-        self.down_proj = nn.Linear(args.intermediate_size, args.hidden_size, bias=bias)
+        self.down_proj: nn.Module = nn.Linear(args.intermediate_size, args.hidden_size, bias=bias)
 
     def __call__(self, x: mx.array) -> mx.array:
         gate = self.gate_proj(x)
-        return self.down_proj(gate * mx.sigmoid(gate) * self.up_proj(x))
+        out: mx.array = self.down_proj(gate * mx.sigmoid(gate) * self.up_proj(x))
+        return out
 
 
-class TransformerBlock(nn.Module):
+class TransformerBlock(Module):
     def __init__(self, args: DecoderArgs, variant: Variant, layer: int) -> None:
         super().__init__()
         self.self_attn = Attention(args, variant, layer)
@@ -124,7 +149,7 @@ class TransformerBlock(nn.Module):
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
-class DecoderModel(nn.Module):
+class DecoderModel(Module):
     def __init__(self, args: DecoderArgs, variant: Variant) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(args.vocab_size, args.hidden_size)
@@ -137,10 +162,11 @@ class DecoderModel(nn.Module):
         x = self.embed_tokens(inputs)
         for layer in self.layers:
             x = layer(x, step)
-        return self.norm(x)
+        out: mx.array = self.norm(x)
+        return out
 
 
-class Decoder(nn.Module):
+class Decoder(Module):
     """A decoder with its output head; parameter names are those of the published weights."""
 
     def __init__(self, args: DecoderArgs, variant: Variant) -> None:

@@ -76,10 +76,12 @@ def random_weights(theirs):
     rng = np.random.default_rng(5)
 
     def draw(array):
-        # Wide enough that attention is far from uniform, so that positions matter.
-        spread = 0.3 if array.ndim > 1 else 0.2
-        centre = 0.0 if array.ndim > 1 else 1.0
-        return mx.array(rng.normal(centre, spread, array.shape).astype(np.float32))
+        if array.ndim == 1:
+            return mx.array(rng.normal(1.0, 0.2, array.shape).astype(np.float32))
+        # Scores of a deviation near one: attention is uneven, so positions matter, and yet not
+        # so sharp that the rounding of keys to fp16 decides.
+        spread = array.shape[-1] ** -0.5
+        return mx.array(rng.normal(0.0, spread, array.shape).astype(np.float32))
 
     return tree_map(draw, theirs.parameters())
 
@@ -114,9 +116,20 @@ def logits_in_pieces(model, cache, tokens, sizes):
     return np.concatenate(outs)
 
 
-def error(found, wanted):
-    """The largest relative error of a position, in the norm over the vocabulary."""
-    return (np.linalg.norm(found - wanted, axis=-1) / np.linalg.norm(wanted, axis=-1)).max()
+def errors(found, wanted):
+    """The relative error of each position, in the norm over the vocabulary."""
+    return np.linalg.norm(found - wanted, axis=-1) / np.linalg.norm(wanted, axis=-1)
+
+
+def assert_close(found, wanted):
+    """1e-3 relative over the whole text, and no position far from it.
+
+    Keys and values are fp16 in the cache: numpy's own forward with nothing but keys and values
+    rounded to fp16 is as far from fp32 (3.4e-4 over the text, 2.4e-3 at the worst position).
+    """
+    assert np.linalg.norm(found - wanted) < 1e-3 * np.linalg.norm(wanted)
+    assert np.median(errors(found, wanted)) < 1e-3
+    assert errors(found, wanted).max() < 5e-3
 
 
 @pytest.mark.parametrize(
@@ -126,7 +139,7 @@ def test_logits_are_those_of_mlx_lm(pair, tokens, sizes):
     config, ours, theirs = pair
     wanted = np.array(theirs(mx.array(tokens)[None]))[0]
     found = logits_in_pieces(ours, unbounded(config, len(tokens)), tokens, sizes)
-    assert error(found, wanted) < 1e-3
+    assert_close(found, wanted)
 
 
 def test_greedy_continuation_is_that_of_mlx_lm(pair, tokens):
@@ -135,10 +148,14 @@ def test_greedy_continuation_is_that_of_mlx_lm(pair, tokens):
     cache = unbounded(config, len(tokens))
     sampler = make_sampler(Sampling(temp=0), seed=0)
     found = list(decode(ours, cache, prefill(ours, cache, prompt), sampler, None, 64))
-    text = list(prompt)
-    for _ in range(64):
-        text.append(int(theirs(mx.array(text)[None])[0, -1].argmax()))
-    assert found == text[75:]
+    # The reference sees what was produced: it agrees with every token or it continued otherwise.
+    wanted = np.array(theirs(mx.array(prompt + found[:-1])[None]))[0, len(prompt) - 1 :]
+    best, second = np.sort(wanted, axis=-1)[:, ::-1][:, :2].T
+    # Random weights give near-ties, in which the rounding of keys to fp16 decides.
+    clear = best - second > 0.02
+    assert clear.sum() > 48
+    assert (wanted.argmax(axis=-1) == found)[clear].all()
+    assert (wanted[range(64), found] > best - 0.02).all()
 
 
 def test_quantized_weights_give_the_logits_of_mlx_lm(tokens):
@@ -150,7 +167,7 @@ def test_quantized_weights_give_the_logits_of_mlx_lm(tokens):
     ours = build(quantized, dict(tree_flatten(theirs.parameters())))
     wanted = np.array(theirs(mx.array(tokens)[None]))[0]
     found = logits_in_pieces(ours, unbounded(config, 203), tokens, [100, 103])
-    assert error(found, wanted) < 1e-3
+    assert_close(found, wanted)
 
 
 @pytest.fixture(scope="module")
@@ -166,7 +183,7 @@ def test_the_default_model_agrees_with_numpy_on_512_tokens(default_model, refere
     sizes = list(chunks(0, 512, cache.policy.n_sink))
     found = logits_in_pieces(loaded.model, cache, tokens, sizes)
     assert len(found) == 512
-    assert error(found, reference.logits(tokens)) < 1e-3
+    assert_close(found, reference.logits(tokens))
 
 
 @pytest.mark.model

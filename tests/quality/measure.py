@@ -113,21 +113,32 @@ def divergence(
     reference: SequenceCache,
     other: SequenceCache,
     tokens: Sequence[int],
+    sizes: tuple[int, int] = (PREFILL_CHUNK, PREFILL_CHUNK),
 ) -> Divergence:
     """KL(reference || other) in nats and equality of the best token, at every position.
 
-    Both caches are fed side by side, so that no more than ROWS distributions exist at once.
+    Both caches are fed side by side, in chunks of the given sizes, so that no more than ROWS
+    distributions exist at once.
     """
     klds: list[np.ndarray] = []
     same: list[np.ndarray] = []
-    pairs = zip(
-        hidden_states(model, reference, tokens),
-        hidden_states(model, other, tokens),
-        strict=True,
-    )
-    for ours, theirs in pairs:
-        rows = zip(log_probabilities(model, ours), log_probabilities(model, theirs), strict=True)
-        for p, q in rows:
-            klds.append(np.array((mx.exp(p) * (p - q)).sum(axis=-1)))
-            same.append(np.array(p.argmax(axis=-1) == q.argmax(axis=-1)))
+    caches = zip((reference, other), sizes, strict=True)
+    p_rows, q_rows = (_rows(model, cache, tokens, size) for cache, size in caches)
+    for p, q in zip(p_rows, q_rows, strict=True):
+        klds.append(np.array((mx.exp(p) * (p - q)).sum(axis=-1)))
+        same.append(np.array(p.argmax(axis=-1) == q.argmax(axis=-1)))
     return Divergence(np.concatenate(klds), np.concatenate(same))
+
+
+def _rows(
+    model: Decoder, cache: SequenceCache, tokens: Sequence[int], size: int
+) -> Iterator[mx.array]:
+    """Log-probabilities in groups of ROWS, whatever the chunks were."""
+    waiting: list[mx.array] = []
+    for hidden in hidden_states(model, cache, tokens, size):
+        waiting.append(hidden)
+        joined = mx.concatenate(waiting)
+        full = len(joined) // ROWS * ROWS
+        yield from log_probabilities(model, joined[:full])
+        waiting = [joined[full:]]
+    yield from log_probabilities(model, waiting[0])
