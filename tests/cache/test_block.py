@@ -75,6 +75,18 @@ def test_any_fp16_numbers_come_back_within_half_a_step(bits, x):
     assert_near(x.astype(np.float64), matrix, bits, 32)
 
 
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("low", [0.0, 10.3, -1000.3])
+def test_each_code_is_the_nearest_for_the_constants_that_are_stored(low, bits):
+    x = np.random.default_rng(4).uniform(low, low + 3, (5, 64)).astype(np.float32)
+    words, scale, zero = (np.array(part) for part in quantize(mx.array(x), bits, 64))
+    codes = unpacked_by_definition(words, bits)
+    meant = zero.astype(np.float64) + scale.astype(np.float64) * np.arange(2**bits)
+    distances = np.abs(x[..., None] - meant[:, None])
+    chosen = np.take_along_axis(distances, codes[..., None], axis=-1)[..., 0]
+    np.testing.assert_allclose(chosen, distances.min(-1), atol=1e-4)
+
+
 def row(*values):
     return np.resize(np.array(values, np.float16), (1, 64))
 

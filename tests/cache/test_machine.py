@@ -205,15 +205,15 @@ class Sequences(RuleBasedStateMachine):
 
     @rule(pair=pairs, n=st.integers(0, 130))
     def trim(self, pair, n):
-        length = len(pair.tokens)
-        if not pair.cache.can_trim(n):
-            # Never refused while the window is whole and nothing to be taken back is closed.
-            open_from = pair.tokens.closed * BLOCK + self.policy.n_sink
-            closed_before = pair.tokens.closed and length - n < open_from
-            assert n > length or closed_before or min(pair.tokens.held, default=0) > 0
-            return
-        pair.cache.trim(n)
-        pair.tokens.trim(n)
+        tokens, length = pair.tokens, len(pair.tokens) - n
+        open_from = tokens.closed * BLOCK + self.policy.n_sink
+        reach = max(0, length - self.policy.window + 1 - self.policy.n_sink) // BLOCK
+        whole = all(b in tokens.held for b in range(reach, tokens.closed))
+        possible = length >= 0 and (length >= open_from or tokens.closed == 0) and whole
+        assert pair.cache.can_trim(n) == possible
+        if possible:
+            pair.cache.trim(n)
+            tokens.trim(n)
 
     @rule(pair=pairs)
     def forget(self, pair):

@@ -120,7 +120,9 @@ def test_overflow_error_ends_a_reply_that_would_roll(run):
 
 
 def test_raw_continues_text_without_a_template(run):
-    report = json.loads(run("One, two, three,", "--raw", "--temp", 0, "--max-tokens", 8, "--json").stdout)
+    report = json.loads(
+        run("One, two, three,", "--raw", "--temp", 0, "--max-tokens", 8, "--json").stdout
+    )
     assert report["usage"]["prompt_tokens"] < 12
     assert "four" in report["text"]
 

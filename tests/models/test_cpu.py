@@ -118,7 +118,7 @@ def test_single_tokens_take_the_way_of_the_cpu_and_others_do_not(monkeypatch):
     assert taken == [1, 1]
 
 
-def test_metal_and_packed_weights_keep_the_plain_blocks(monkeypatch):
+def test_metal_keeps_the_plain_blocks(monkeypatch):
     config = config_of("llama")
     monkeypatch.setattr(cpu, "has_metal", lambda: True)
     assert build(config, random_weights(config)).one_token is None
