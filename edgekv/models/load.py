@@ -12,6 +12,7 @@ from edgekv.metal.device import beside, compute_dtype, prefers_dense
 from edgekv.models import ARCHITECTURES
 from edgekv.models.cpu import add_one_token
 from edgekv.models.layers import Decoder
+from edgekv.models.shape import check_supported
 
 Weights = dict[str, mx.array]
 
@@ -23,10 +24,7 @@ def build(config: dict[str, Any], weights: Weights) -> Decoder:
     X.biases, in the layout of MLX repositories. Raises UnsupportedModel for an architecture or
     a quantization it cannot run, DamagedFile where weights are missing or misshapen.
     """
-    kind = config.get("model_type")
-    if kind not in ARCHITECTURES:
-        known = ", ".join(sorted(ARCHITECTURES))
-        raise UnsupportedModel(f"architecture {kind!r} is not supported; supported are {known}")
+    kind = check_supported(config)
     family = importlib.import_module(ARCHITECTURES[kind])
     model: Decoder = family.Model(family.ModelArgs.from_config(config))
     weights = model.sanitize(weights)
