@@ -47,20 +47,24 @@ model_option = click.option(
     "-m", "--model", metavar="NAME|PATH|REPO", help="Alias, folder, .gguf file or hub repository."
 )
 
-cache_options = _chain(
+policy_options = _chain(
     click.option("--window", type=int, metavar="N", help="Newest tokens kept (default: by model)."),
     click.option("--n-sink", type=int, metavar="N", help="First tokens kept for good (default 4)."),
-    click.option(
-        "--pin-system/--no-pin-system",
-        default=True,
-        show_default=True,
-        help="Keep the system message for good.",
-    ),
     click.option("--kv-bits", type=int, metavar="B", help="2, 3, 4, 8 or 16 (default 4)."),
     click.option("--k-bits", type=int, metavar="B", help="Bits of keys alone."),
     click.option("--v-bits", type=int, metavar="B", help="Bits of values alone."),
     click.option(
         "--kv-budget", type=Size(), metavar="SIZE", help="Bytes for KV, e.g. 256MB: sets --window."
+    ),
+)
+
+cache_options = _chain(
+    policy_options,
+    click.option(
+        "--pin-system/--no-pin-system",
+        default=True,
+        show_default=True,
+        help="Keep the system message for good.",
     ),
     click.option(
         "--overflow",
