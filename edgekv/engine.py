@@ -8,10 +8,11 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 import mlx.core as mx
 
@@ -31,6 +32,7 @@ from edgekv.sampling import RepetitionPenalty, Sampling, fresh_seed, make_sample
 from edgekv.stops import StopFilter
 from edgekv.tokenizer import Tokenizer
 
+T = TypeVar("T")
 FinishReason = Literal["stop", "length", "cancelled"]
 
 
@@ -159,6 +161,19 @@ class Engine:
         reply = Reply()
         self._jobs.put(lambda: self._answer(request, reply))
         return reply
+
+    def call(self, job: Callable[[Decoder, Rope], T]) -> "Future[T]":
+        """Queue a piece of work with the model for the MLX thread; its result or its fault."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(job(self._model, self._rope))
+            except BaseException as error:
+                future.set_exception(error)
+
+        self._jobs.put(run)
+        return future
 
     def close(self) -> None:
         """Stop the reply under way, then the thread; returns when it has ended."""

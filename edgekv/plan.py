@@ -184,3 +184,18 @@ def policy_report(policy: CachePolicy) -> dict[str, Any]:
         "bytes_per_token": policy.bytes_per_token,
         "layers": describe(policy),
     }
+
+
+def policy_line(policy: dict[str, Any]) -> str:
+    """The report of a policy in one line."""
+    layers = policy["layers"]
+    bits = ", ".join(
+        (f"layers {row['layers']} " if len(layers) > 1 else "")
+        + f"keys {row['k_bits']} and values {row['v_bits']} bits"
+        for row in layers
+    )
+    pinned = f", {policy['pinned']} pinned" if policy["pinned"] else ""
+    return (
+        f"window {policy['window']:,}, {policy['n_sink']} sinks{pinned}, {bits}: "
+        f"{policy['bytes']:,} bytes"
+    )

@@ -34,7 +34,9 @@ class Size(click.ParamType[int]):
         return int(float(match[1]) * _UNITS[match[2] or ""])
 
 
-def _chain(*decorators: Decorator) -> Decorator:
+def chain(*decorators: Decorator) -> Decorator:
+    """Several decorators as one, the first outermost."""
+
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         for decorator in reversed(decorators):
             command = decorator(command)
@@ -47,7 +49,7 @@ model_option = click.option(
     "-m", "--model", metavar="NAME|PATH|REPO", help="Alias, folder, .gguf file or hub repository."
 )
 
-policy_options = _chain(
+policy_options = chain(
     click.option("--window", type=int, metavar="N", help="Newest tokens kept (default: by model)."),
     click.option("--n-sink", type=int, metavar="N", help="First tokens kept for good (default 4)."),
     click.option("--kv-bits", type=int, metavar="B", help="2, 3, 4, 8 or 16 (default 4)."),
@@ -58,7 +60,7 @@ policy_options = _chain(
     ),
 )
 
-cache_options = _chain(
+cache_options = chain(
     policy_options,
     click.option(
         "--pin-system/--no-pin-system",
@@ -75,7 +77,7 @@ cache_options = _chain(
     ),
 )
 
-sampling_options = _chain(
+sampling_options = chain(
     click.option("--system", metavar="TEXT", help="System message."),
     click.option("--max-tokens", type=int, metavar="N", help="Longest reply (default 1024)."),
     click.option("--temp", type=float, metavar="F", help="Temperature; 0, the default, is greedy."),

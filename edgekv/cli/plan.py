@@ -122,23 +122,9 @@ def _write_policies(found: dict[str, Any]) -> None:
     click.echo(bold("advised"))
     advised = found["advised"]
     if advised["policy"] is not None:
-        click.echo(f"  {_policy_line(advised['policy'])}")
+        click.echo(f"  {plan.policy_line(advised['policy'])}")
     for reason in advised["reasons"]:
         click.echo(f"  - {reason}")
     click.echo(bold("chosen"))
     beyond = " (does not fit here)" if found["chosen"]["fits"] is False else ""
-    click.echo(f"  {_policy_line(found['chosen'])}{beyond}")
-
-
-def _policy_line(policy: dict[str, Any]) -> str:
-    layers = policy["layers"]
-    bits = ", ".join(
-        (f"layers {row['layers']} " if len(layers) > 1 else "")
-        + f"keys {row['k_bits']} and values {row['v_bits']} bits"
-        for row in layers
-    )
-    pinned = f", {policy['pinned']} pinned" if policy["pinned"] else ""
-    return (
-        f"window {policy['window']:,}, {policy['n_sink']} sinks{pinned}, {bits}: "
-        f"{policy['bytes']:,} bytes"
-    )
+    click.echo(f"  {plan.policy_line(found['chosen'])}{beyond}")

@@ -1,17 +1,16 @@
 """`edgekv run`: one prompt, one answer on standard output."""
 
 import os
-import signal
 import stat
 import sys
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import click
 
 from edgekv import catalog, config, download
 from edgekv.cache.policy import CachePolicy
+from edgekv.cli.interrupt import interrupting
 from edgekv.cli.options import cache_options, make_policy, model_option, sampling_options
 from edgekv.cli.output import amount, write_json
 from edgekv.cli.show import Plain, Rendered, Silent, Writer
@@ -157,24 +156,15 @@ def _writer(as_json: bool) -> Writer:
 
 def _follow(reply: Reply, writer: Writer) -> Finished:
     """Show a reply as it comes; Ctrl-C stops it and keeps what there is, twice leaves at once."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        reply.cancel()
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    before = signal.signal(signal.SIGINT, interrupt)
-    try:
-        with writer:
-            for event in reply:
-                match event:
-                    case Text(text):
-                        writer.write(text)
-                    case Prefilled(done, total):
-                        writer.reading(done, total)
-                    case Finished():
-                        return event
-    finally:
-        signal.signal(signal.SIGINT, before)
+    with interrupting(reply.cancel), writer:
+        for event in reply:
+            match event:
+                case Text(text):
+                    writer.write(text)
+                case Prefilled(done, total):
+                    writer.reading(done, total)
+                case Finished():
+                    return event
     raise AssertionError("a reply ends with Finished")
 
 
