@@ -18,10 +18,10 @@ from edgekv.cli.output import write_facts, write_json, write_table
 from edgekv.conversation import Prompt
 from edgekv.engine import Engine
 from edgekv.errors import ExitCode, InvalidValue
+from edgekv.evaluation import perplexity
 from edgekv.evaluation.checkpoint import Checkpoint, key
 from edgekv.evaluation.divergence import Divergence, divergences, reference_policy
 from edgekv.evaluation.needle import Found, search
-from edgekv.evaluation.perplexity import Perplexity, perplexity, with_fresh
 from edgekv.evaluation.walk import Walk, Watch
 from edgekv.generate import Cancelled
 from edgekv.models.layers import Decoder
@@ -81,6 +81,15 @@ class Bench:
         with interrupting(stop.set):
             return self.engine.call(lambda model, rope: job(model, rope, watch)).result()
 
+    def kept(
+        self, what: str, name: str, measure: Callable[[Decoder, Rope, Watch, Checkpoint], T]
+    ) -> T:
+        """Run a measurement that keeps itself; interrupted, it goes on from there next time."""
+        place = Checkpoint(config.paths().data / "evaluations", name)
+        found = self.run(what, lambda model, rope, watch: measure(model, rope, watch, place))
+        place.forget()
+        return found
+
     def walk(
         self,
         what: str,
@@ -88,20 +97,15 @@ class Bench:
         policies: Sequence[CachePolicy],
         measure: Callable[[Decoder, Walk, Watch, Checkpoint], T],
     ) -> T:
-        """Feed a text through caches; what is interrupted goes on from there next time."""
-        place = Checkpoint(
-            config.paths().data / "evaluations", key(what, self.path, tokens, policies)
-        )
+        """Feed a text through caches."""
 
-        def job(model: Decoder, rope: Rope, watch: Watch) -> T:
+        def job(model: Decoder, rope: Rope, watch: Watch, place: Checkpoint) -> T:
             walk = place.load(policies, rope)
             if walk.done:
                 click.echo(f"going on from token {walk.done:,}", err=True)
             return measure(model, walk, watch, place)
 
-        found = self.run(what, job)
-        place.forget()
-        return found
+        return self.kept(what, key(what, self.path, tokens, policies), job)
 
     def report(self, **found: Any) -> dict[str, Any]:  # noqa: ANN401
         return {"model": self.name, **found, "policy": plan.policy_report(self.policy)}
@@ -148,27 +152,33 @@ def ppl(file: Path | None, fresh: bool, **options: Any) -> int:  # noqa: ANN401
             "ppl",
             tokens,
             [bench.policy],
-            lambda model, walk, watch, keep: perplexity(model, walk, tokens, watch, keep),
+            lambda model, walk, watch, keep: perplexity.perplexity(
+                model, walk, tokens, watch, keep
+            ),
         )
-        if fresh:
-            found = bench.run(
-                "fresh",
-                lambda model, rope, watch: with_fresh(
-                    found, model, bench.policy, rope, tokens, watch
-                ),
-            )
-        return _ppl_report(bench, found)
+        report = _ppl_report(bench, found)
+        return report | ({"fresh": _fresh(bench, tokens)} if fresh else {})
 
     return on_bench(options, measure)
 
 
-def _ppl_report(bench: Bench, found: Perplexity) -> dict[str, Any]:
+def _fresh(bench: Bench, tokens: list[int]) -> list[tuple[int, int, float]]:
+    policy = bench.policy
+    return bench.kept(
+        "fresh",
+        key(f"fresh {policy}", bench.path, tokens, []),
+        lambda model, rope, watch, place: perplexity.fresh(
+            model, policy, rope, tokens, place.load([], rope), watch, place
+        ),
+    )
+
+
+def _ppl_report(bench: Bench, found: perplexity.Perplexity) -> dict[str, Any]:
     return bench.report(
         ppl=found.ppl,
         nll=float(found.nll.mean(dtype="float64")),
         tokens=len(found.nll),
         by_position=found.by_position(),
-        **({"fresh": [(*s, value) for s, value in found.fresh.items()]} if found.fresh else {}),
     )
 
 

@@ -1,7 +1,7 @@
 """Perplexity of a text read through a cache, by position, so that drift shows."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
@@ -19,6 +19,7 @@ from edgekv.evaluation.walk import (
     scores,
     walk_on,
 )
+from edgekv.generate import Cancelled
 from edgekv.models.layers import Decoder
 
 STRETCHES = 16
@@ -27,14 +28,9 @@ STRETCHES = 16
 
 @dataclass(frozen=True)
 class Perplexity:
-    """nll: of each token but the first, in nats, given those before it that the cache keeps.
-
-    fresh, where it was asked for: the same of stretches that a new cache was given, behind no
-    more tokens than a full cache holds.
-    """
+    """nll: of each token but the first, in nats, given those before it that the cache keeps."""
 
     nll: Numbers
-    fresh: dict[tuple[int, int], float]
 
     @property
     def ppl(self) -> float:
@@ -83,7 +79,7 @@ def perplexity(
 ) -> Perplexity:
     """Feed a text of two tokens or more through the walk's cache."""
     numbers = walk_on(model, walk, tokens, nll_of(model), watch or Watch(), keeper)
-    return Perplexity(numbers[:, 0], {})
+    return Perplexity(numbers[:, 0])
 
 
 def fresh_nll(
@@ -106,19 +102,38 @@ def fresh_nll(
     return walk_on(model, walk, given, nll_of(model), watch, skip=first - start)[:, 0]
 
 
-def with_fresh(
-    found: Perplexity,
+def later_stretches(policy: CachePolicy, tokens: int) -> list[tuple[int, int]]:
+    """The stretches that lie behind a full cache."""
+    return [stretch for stretch in stretches(tokens) if stretch[0] > policy.last_slot]
+
+
+def fresh(
     model: Decoder,
     policy: CachePolicy,
     rope: Rope,
     tokens: Sequence[int],
+    walk: Walk,
     watch: Watch,
-) -> Perplexity:
-    """The same with the perplexity of each stretch that lies behind a full cache, fed fresh."""
-    later = [s for s in stretches(len(tokens)) if s[0] > policy.last_slot]
-    fresh = {}
-    for done, stretch in enumerate(later, 1):
-        inside = Watch(cancelled=watch.cancelled)
-        fresh[stretch] = exp_mean(fresh_nll(model, policy, rope, tokens, stretch, inside))
-        watch.told(done, len(later))
-    return replace(found, fresh=fresh)
+    keeper: Keeper | None = None,
+) -> list[tuple[int, int, float]]:
+    """(first, last, perplexity) of each later stretch behind a new cache.
+
+    The walk has no cache of its own and counts stretches. Raises Cancelled, with the walk kept.
+    """
+    later = later_stretches(policy, len(tokens))
+    inside = Watch(cancelled=watch.cancelled)
+    for stretch in later[walk.done :]:
+        try:
+            losses = fresh_nll(model, policy, rope, tokens, stretch, inside)
+        except Cancelled:
+            if keeper is not None:
+                keeper.save(walk)
+            raise
+        walk.numbers.append(losses[:, None])
+        walk.done += 1
+        watch.told(walk.done, len(later))
+    numbers, found, at = walk.so_far()[:, 0], [], 0
+    for first, last in later:
+        at, start = at + last + 1 - first, at
+        found.append((first, last, exp_mean(numbers[start:at])))
+    return found

@@ -9,7 +9,7 @@ from edgekv.cache.sequence import SequenceCache
 from edgekv.evaluation import walk as walking
 from edgekv.evaluation.checkpoint import Checkpoint, key
 from edgekv.evaluation.divergence import divergences, reference_policy
-from edgekv.evaluation.perplexity import perplexity, stretches, with_fresh
+from edgekv.evaluation.perplexity import fresh, perplexity, stretches
 from edgekv.evaluation.walk import Walk, Watch
 from edgekv.generate import Cancelled, forward
 
@@ -73,17 +73,6 @@ def test_stretches_are_weighted_into_the_whole(tiny, words):
     assert np.exp(total / len(found.nll)) == pytest.approx(found.ppl)
 
 
-def test_fresh_caches_see_the_same_words_behind_a_window(tiny, words):
-    policy = tiny.policy(128, n_sink=0)
-    found = perplexity(tiny.model, Walk([tiny.cache(policy)]), words)
-    found = with_fresh(found, tiny.model, policy, tiny.rope, words, Watch())
-    by_position = {(first, last): ppl for first, last, ppl in found.by_position()}
-    assert set(found.fresh) == {s for s in by_position if s[0] > 127}
-    # One layer sees nothing beyond its window; the second sees a little through the first.
-    for stretch, ppl in found.fresh.items():
-        assert ppl == pytest.approx(by_position[stretch], rel=0.02)
-
-
 class Stop:
     """Asks to stop after so many chunks."""
 
@@ -93,6 +82,22 @@ class Stop:
     def __call__(self):
         self.left -= 1
         return self.left < 0
+
+
+def test_fresh_caches_see_the_same_words_behind_a_window(tiny, words, tmp_path):
+    policy = tiny.policy(128, n_sink=0)
+    found = perplexity(tiny.model, Walk([tiny.cache(policy)]), words).by_position()
+    place = Checkpoint(tmp_path, "name")
+    with pytest.raises(Cancelled):
+        walk, watch = place.load([], tiny.rope), Watch(cancelled=Stop(5))
+        fresh(tiny.model, policy, tiny.rope, words, walk, watch, place)
+    walk = place.load([], tiny.rope)
+    assert 0 < walk.done < 5
+    anew = fresh(tiny.model, policy, tiny.rope, words, walk, Watch())
+    assert [row[:2] for row in anew] == [row[:2] for row in found if row[0] > 127]
+    # One layer sees nothing beyond its window; the second sees a little through the first.
+    for row, same in zip(anew, found[-len(anew) :], strict=True):
+        assert row[2] == pytest.approx(same[2], rel=0.02)
 
 
 @pytest.mark.parametrize("policies", [1, 2])
