@@ -16,7 +16,7 @@ from edgekv.benchmark.contest import Contestant, Row, Task
 from edgekv.cache.policy import CachePolicy
 from edgekv.cli import machine
 from edgekv.cli.meter import Meter
-from edgekv.cli.options import make_policy, model_option, policy_options
+from edgekv.cli.options import CACHE_SETTINGS, make_policy, model_option, policy_options
 from edgekv.cli.output import amount, write_facts, write_json, write_table
 from edgekv.conversation import Prompt
 
@@ -65,7 +65,7 @@ def bench(
     **options: Any,  # noqa: ANN401
 ) -> None:
     """Measure reading and writing, each time in a new process, in alternating rounds."""
-    settings = config.load({key: options[key] for key in config.RULES if key in options})
+    settings = config.load({key: options[key] for key in ("model", *CACHE_SETTINGS)})
     path = download.locate(catalog.resolve(settings.model), progress=download.for_stderr())
     policies = _policies(path, settings, options)
     others = contest.peers(against, sys.platform == "darwin")
@@ -89,7 +89,7 @@ def _policies(path: Path, settings: config.Config, options: dict[str, Any]) -> l
     from edgekv.models.shape import ModelShape
 
     shape = ModelShape.from_config(read_config(path))
-    asked = any(options[key] is not None for key in ("kv_bits", "k_bits", "v_bits"))
+    asked = any(options[key] is not None for key in ("kv_bits", "k_bits", "v_bits", "kv_policy"))
     bits = [(settings.k_bits, settings.v_bits)] if asked else [(b, b) for b in BITS]
     several = [replace(settings, k_bits=k, v_bits=v) for k, v in bits]
     return [make_policy(s, shape, Prompt(()), False, options["kv_budget"]) for s in several]

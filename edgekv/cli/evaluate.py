@@ -1,35 +1,20 @@
 """`edgekv eval`: what a cache policy does to a model, measured on its own forward path."""
 
-import threading
-from collections.abc import Callable, Sequence
-from importlib import resources
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
-from edgekv import catalog, config, download, plan
+from edgekv.cache.bits import with_bits, write_bits
 from edgekv.cache.policy import CachePolicy
-from edgekv.cache.rope import Rope
-from edgekv.cli.interrupt import interrupting
-from edgekv.cli.meter import Meter
-from edgekv.cli.options import chain, make_policy, model_option, policy_options
-from edgekv.cli.output import write_facts, write_json, write_table
-from edgekv.conversation import Prompt
-from edgekv.engine import Engine
-from edgekv.errors import ExitCode, InvalidValue
-from edgekv.evaluation import perplexity
-from edgekv.evaluation.checkpoint import Checkpoint, key
+from edgekv.cli.measuring import TOKENS, Bench, on_bench
+from edgekv.cli.options import chain, model_option, policy_options
+from edgekv.errors import InvalidValue
+from edgekv.evaluation import perplexity, tune
+from edgekv.evaluation.checkpoint import key
 from edgekv.evaluation.divergence import Divergence, divergences, reference_policy
 from edgekv.evaluation.needle import Found, search
-from edgekv.evaluation.walk import Walk, Watch
-from edgekv.generate import Cancelled
-from edgekv.models.layers import Decoder
-from edgekv.tokenizer import Tokenizer
-
-T = TypeVar("T")
-TOKENS = 2048
-"""Read where nobody says how many."""
+from edgekv.evaluation.walk import Numbers
 
 
 @click.group(name="eval", no_args_is_help=True)
@@ -48,95 +33,6 @@ file_option = click.option(
     metavar="PATH",
     help="The text; without it, the first chapters of Mansfield Park.",
 )
-
-
-class Bench:
-    """A model on its engine, with the policy and the text of one measurement."""
-
-    def __init__(self, engine: Engine, path: Path, options: dict[str, Any]) -> None:
-        keys = ("model", "window", "n_sink", "kv_bits", "k_bits", "v_bits")
-        settings = config.load({key: options[key] for key in keys})
-        self.engine, self.path, self.name = engine, path, settings.model
-        shape = engine.loaded.shape
-        self.policy = make_policy(settings, shape, Prompt(()), False, options["kv_budget"])
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        return self.engine.loaded.tokenizer
-
-    def text(self, file: Path | None, n: int | None) -> list[int]:
-        """The first n tokens of a file. Raises InvalidValue where it has not so many."""
-        tokens = self.tokenizer.encode(_read(file), add_special=True)
-        if len(tokens) < (n or 2):
-            raise InvalidValue(
-                f"the text has {len(tokens):,} tokens of the {n or 2:,} wanted: "
-                "give a longer --file, or fewer --tokens"
-            )
-        return tokens[: n or TOKENS]
-
-    def run(self, what: str, job: Callable[[Decoder, Rope, Watch], T]) -> T:
-        """Run a measurement on the engine's thread. Raises Cancelled after an interrupt."""
-        stop = threading.Event()
-        watch = Watch(Meter(what).told, stop.is_set)
-        with interrupting(stop.set):
-            return self.engine.call(lambda model, rope: job(model, rope, watch)).result()
-
-    def kept(
-        self, what: str, name: str, measure: Callable[[Decoder, Rope, Watch, Checkpoint], T]
-    ) -> T:
-        """Run a measurement that keeps itself; interrupted, it goes on from there next time."""
-        place = Checkpoint(config.paths().data / "evaluations", name)
-        found = self.run(what, lambda model, rope, watch: measure(model, rope, watch, place))
-        place.forget()
-        return found
-
-    def walk(
-        self,
-        what: str,
-        tokens: Sequence[int],
-        policies: Sequence[CachePolicy],
-        measure: Callable[[Decoder, Walk, Watch, Checkpoint], T],
-    ) -> T:
-        """Feed a text through caches."""
-
-        def job(model: Decoder, rope: Rope, watch: Watch, place: Checkpoint) -> T:
-            walk = place.load(policies, rope)
-            if walk.done:
-                click.echo(f"going on from token {walk.done:,}", err=True)
-            return measure(model, walk, watch, place)
-
-        return self.kept(what, key(what, self.path, tokens, policies), job)
-
-    def report(self, **found: Any) -> dict[str, Any]:  # noqa: ANN401
-        return {"model": self.name, **found, "policy": plan.policy_report(self.policy)}
-
-
-def _read(file: Path | None) -> str:
-    if file is None:
-        return (
-            resources.files("edgekv.evaluation").joinpath("mansfield_park.txt").read_text("utf-8")
-        )
-    try:
-        return file.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidValue(f"--file {file}: cannot be read as text: {error}") from None
-
-
-def on_bench(options: dict[str, Any], measure: Callable[[Bench], dict[str, Any]]) -> int:
-    """Load the model, measure, and print; an interrupted measurement is kept where it can be."""
-    name = config.load({"model": options["model"]}).model
-    path = download.locate(catalog.resolve(name), progress=download.for_stderr())
-    try:
-        with Engine(path) as engine:
-            found = measure(Bench(engine, path, options))
-    except Cancelled:
-        click.echo("edgekv: interrupted; the same command goes on from here", err=True)
-        return ExitCode.INTERRUPTED
-    if options["as_json"]:
-        write_json(found)
-    else:
-        _write_text(found)
-    return ExitCode.OK
 
 
 @evaluate.command()
@@ -250,23 +146,84 @@ def _counts(answers: list[Found]) -> dict[str, int]:
     }
 
 
-def _write_text(found: dict[str, Any]) -> None:
-    tables = {name: found.pop(name) for name in TABLES if name in found}
-    layers = found.pop("policy")
-    facts = [(name, _text(value)) for name, value in found.items()]
-    write_facts([*facts, ("policy", plan.policy_line(layers))])
-    for name, rows in tables.items():
-        click.echo()
-        cells = [list(row.values()) if isinstance(row, dict) else row for row in rows]
-        write_table(TABLES[name], [[_text(cell) for cell in row] for row in cells])
+@evaluate.command(name="tune")
+@measured
+@file_option
+@click.option("--mean-bits", type=float, metavar="F", help="Bits of a number, in the mean.")
+@click.option("--out", type=Path, metavar="FILE", help="Write the bits here, for --kv-policy.")
+def tune_command(
+    file: Path | None,
+    mean_bits: float | None,
+    out: Path | None,
+    kv_budget: int | None,
+    **options: Any,  # noqa: ANN401
+) -> int:
+    """Divide a budget among layers: measure what each bears, then give bits where they help most.
+
+    The budget is --kv-budget at the window given, or --mean-bits. The first tokens of the text
+    decide, the tokens behind them are what the result is compared on.
+    """
+    if (mean_bits is None) == (kv_budget is None):
+        raise InvalidValue("give a budget: either --kv-budget or --mean-bits")
+
+    def measure(bench: Bench) -> dict[str, Any]:
+        if mean_bits is not None:
+            mean = mean_bits
+        else:
+            mean = tune.mean_bits_of(bench.policy, kv_budget or 0)
+        tokens = bench.text(file, tune.TOKENS + (options["tokens"] or TOKENS))
+        costs = _costs(bench, tokens[: tune.TOKENS])
+        bits = tune.divide(costs, mean)
+        tuned = with_bits(bench.policy, bits)
+        compared = _compare(bench, tokens[tune.TOKENS :], tuned)
+        if out is not None:
+            write_bits(out, bits, f"{bench.name}: {mean:.4g} bits in the mean")
+        bench.policy = tuned
+        rows = [
+            {
+                "layer": i,
+                "k_bits": k,
+                "v_bits": v,
+                "k_cost": float(cost[0]),
+                "v_cost": float(cost[1]),
+            }
+            for i, ((k, v), cost) in enumerate(zip(bits, costs, strict=True))
+        ]
+        return bench.report(compared=compared, layers=rows)
+
+    return on_bench(options | {"kv_budget": None}, measure)
 
 
-TABLES = {
-    "by_position": ("FIRST", "LAST", "PERPLEXITY"),
-    "fresh": ("FIRST", "LAST", "PERPLEXITY, FRESH"),
-    "by_depth": ("DEPTH", "FOUND", "ASKED", "EVICTED", "EVICTED, FOUND"),
-}
+def _costs(bench: Bench, tokens: list[int]) -> Numbers:
+    policy = bench.policy
+    return bench.kept(
+        "layers",
+        key(f"tune {policy.n_sink} {tune.PROBES}", bench.path, tokens, []),
+        lambda model, rope, watch, place: tune.sensitivities(
+            model, rope, policy, tokens, place.load([], rope), watch, place
+        ),
+    )
 
 
-def _text(value: object) -> str:
-    return f"{value:.5g}" if isinstance(value, float) else str(value)
+def _compare(bench: Bench, tokens: list[int], tuned: CachePolicy) -> list[dict[str, Any]]:
+    """Divergences of the tuned policy and of the same bits everywhere, on one text."""
+    policies = {"tuned": tuned}
+    for b in (3, 4):
+        policies[f"K{b}V{b}"] = with_bits(tuned, [(b, b)] * len(tuned.layers))
+    every = [reference_policy(tuned, len(tokens)), *policies.values()]
+    found = bench.walk(
+        "compare",
+        tokens,
+        every,
+        lambda model, walk, watch, keep: divergences(model, walk, tokens, watch, keep),
+    )
+    return [
+        {
+            "name": name,
+            "mean_bits": (policy.k_bits + policy.v_bits) / 2,
+            "kld_mean": one.mean,
+            "top1": one.top1,
+            "bytes": policy.nbytes,
+        }
+        for (name, policy), one in zip(policies.items(), found, strict=True)
+    ]

@@ -2,10 +2,12 @@
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
 
+from edgekv.cache.bits import read_bits, with_bits
 from edgekv.cache.policy import CachePolicy, fit_window
 from edgekv.config import Config
 from edgekv.conversation import Prompt
@@ -55,6 +57,7 @@ policy_options = chain(
     click.option("--kv-bits", type=int, metavar="B", help="2, 3, 4, 8 or 16 (default 4)."),
     click.option("--k-bits", type=int, metavar="B", help="Bits of keys alone."),
     click.option("--v-bits", type=int, metavar="B", help="Bits of values alone."),
+    click.option("--kv-policy", metavar="FILE", help="Bits by layer, as `eval tune` writes them."),
     click.option(
         "--kv-budget", type=Size(), metavar="SIZE", help="Bytes for KV, e.g. 256MB: sets --window."
     ),
@@ -90,6 +93,10 @@ sampling_options = chain(
 )
 
 
+CACHE_SETTINGS = ("window", "n_sink", "kv_bits", "k_bits", "v_bits", "kv_policy")
+"""Keys of the configuration that policy_options set."""
+
+
 def make_policy(
     config: Config, shape: ModelShape, prompt: Prompt, pin: bool, budget: int | None
 ) -> CachePolicy:
@@ -100,6 +107,8 @@ def make_policy(
     if budget is not None and config.window is not None:
         raise InvalidValue("--kv-budget chooses the window: give it or --window, not both")
     policy = shape.policy(config.window, config.n_sink, config.k_bits, config.v_bits)
+    if config.kv_policy is not None:
+        policy = with_bits(policy, read_bits(Path(config.kv_policy), shape.n_layers))
     pinned = prompt.pinned(policy.n_sink) if pin else 0
     policy = policy.with_pinned(pinned)
     return policy if budget is None else fit_window(policy, budget, shape.longest_window)

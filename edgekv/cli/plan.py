@@ -9,7 +9,7 @@ from edgekv import catalog, config, download, plan
 from edgekv.catalog import ModelEntry
 from edgekv.cli import machine
 from edgekv.cli.models import entry_shape
-from edgekv.cli.options import make_policy, policy_options
+from edgekv.cli.options import CACHE_SETTINGS, make_policy, policy_options
 from edgekv.cli.output import amount, bold, write_facts, write_json, write_table
 from edgekv.conversation import Prompt
 from edgekv.errors import ModelNotFound
@@ -33,8 +33,7 @@ def plan_command(model: str | None, pinned: int, as_json: bool, **options: Any) 
 
     The last line is the policy of the options given, in the bytes that `edgekv run` then takes.
     """
-    keys = ("window", "n_sink", "kv_bits", "k_bits", "v_bits")
-    settings = config.load({key: options[key] for key in keys} | {"model": model})
+    settings = config.load({key: options[key] for key in CACHE_SETTINGS} | {"model": model})
     subject = _subject(catalog.resolve(settings.model))
     prompt = Prompt((), pinned)
     chosen = make_policy(settings, subject.shape, prompt, True, options["kv_budget"])

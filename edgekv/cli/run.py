@@ -171,7 +171,6 @@ def _follow(reply: Reply, writer: Writer) -> Finished:
 def _report(
     settings: Config, loaded: Loaded, policy: CachePolicy, finished: Finished, text: str
 ) -> dict[str, Any]:
-    layer = policy.layers[0]
     return {
         "text": text,
         "finish_reason": finished.reason,
@@ -190,8 +189,8 @@ def _report(
             "decode_tps": finished.decode_tps,
         },
         "kv": {
-            "k_bits": layer.k_bits,
-            "v_bits": layer.v_bits,
+            "k_bits": policy.k_bits,
+            "v_bits": policy.v_bits,
             "window": policy.window,
             "n_sink": policy.n_sink,
             "pinned": policy.n_pinned,

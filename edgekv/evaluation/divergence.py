@@ -95,8 +95,9 @@ def divergences(
     tokens: Sequence[int],
     watch: Watch | None = None,
     keeper: Keeper | None = None,
+    skip: int = 1,
 ) -> list[Divergence]:
     """Feed a text to the caches of the walk side by side: of each but the first, from the first."""
-    numbers = walk_on(model, walk, tokens, compare(model), watch or Watch(), keeper)
+    numbers = walk_on(model, walk, tokens, compare(model), watch or Watch(), keeper, skip)
     edges = range(0, numbers.shape[1], COLUMNS)
     return [Divergence(numbers[:, at : at + COLUMNS]) for at in edges]

@@ -87,3 +87,41 @@ def test_an_interrupted_measurement_goes_on(edgekv, tiny, tmp_path, home):
     assert running.returncode == 130 and out == b"", err
     assert b"the same command goes on from here" in err
     assert len(list((home / "data" / "evaluations").iterdir())) == 1
+
+
+def test_tuned_bits_are_written_compared_and_used(measure, edgekv, tiny, tmp_path):
+    path = tmp_path / "bits.toml"
+    found = measure("tune", "--mean-bits", 3.25, "--tokens", 200, "--out", path)
+    assert [row["layer"] for row in found["layers"]] == [0, 1]
+    assert [row["name"] for row in found["compared"]] == ["tuned", "K3V3", "K4V4"]
+    assert found["compared"][0]["mean_bits"] <= 3.25
+    bytes_planned = found["policy"]["bytes"]
+    ran = edgekv(
+        "run", "-m", tiny, "--kv-policy", path, "--max-tokens", 2, "--json", "word",
+        stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert json.loads(ran.stdout)["kv"]["bytes"] == bytes_planned
+
+
+def test_a_budget_in_bytes_is_kept_by_the_tuned_policy(measure):
+    found = measure("tune", "--kv-budget", "200kB", "--window", 256, "--tokens", 200)
+    assert found["policy"]["bytes"] <= 200_000 and found["policy"]["window"] == 256
+
+
+def test_tune_needs_one_budget(edgekv, tiny):
+    for args in ([], ["--mean-bits", "3", "--kv-budget", "1MB"]):
+        result = edgekv("eval", "tune", "-m", tiny, *args)
+        assert result.returncode == 2 and "either --kv-budget or --mean-bits" in result.stderr
+
+
+def test_bits_by_layer_and_bits_for_all_contradict_each_other(edgekv, tiny, tmp_path, home):
+    path = tmp_path / "bits.toml"
+    path.write_text("k_bits = [8, 4]\nv_bits = 4\n")
+    both = edgekv("plan", tiny, "--kv-policy", path, "--kv-bits", 4)
+    assert both.returncode == 2 and "kv_policy has the bits of each layer" in both.stderr
+    home.mkdir()
+    (home / "config.toml").write_text(f"kv_policy = {json.dumps(str(path))}\n")
+    layers = json.loads(edgekv("plan", tiny, "--json").stdout)["chosen"]["layers"]
+    assert [row["k_bits"] for row in layers] == [8, 4]
+    layers = json.loads(edgekv("plan", tiny, "--json", "--kv-bits", 3).stdout)["chosen"]["layers"]
+    assert [row["k_bits"] for row in layers] == [3]
