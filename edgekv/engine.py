@@ -24,6 +24,7 @@ from edgekv.errors import DoesNotFit
 from edgekv.generate import Cancelled, decode, prefill
 from edgekv.loading import open_checkpoint, read_config
 from edgekv.metal.device import physical_memory
+from edgekv.models.guard import guarded
 from edgekv.models.layers import Decoder
 from edgekv.models.load import build
 from edgekv.models.rope import make_rope
@@ -215,6 +216,7 @@ class Engine:
         config = checkpoint.config
         shape = ModelShape.from_config(config)
         self._rope = make_rope(config, shape.head_dim)
+        shape = guarded(shape, checkpoint.weights, self._rope)
         self._model = build(config, checkpoint.weights)
         return Loaded(config, shape, checkpoint.tokenizer, time.perf_counter() - start)
 

@@ -5,24 +5,28 @@ from typing import Any
 
 from edgekv.cache.policy import BITS, CachePolicy, describe, fit_window
 from edgekv.errors import DoesNotFit, InvalidValue
-from edgekv.models.shape import ModelShape
+from edgekv.models.shape import SAFE_BITS, ModelShape
 
 WINDOWS = tuple(1024 * 2**i for i in range(8))
 """1k to 128k tokens."""
 
 KEY_BIAS = ("qwen2",)
-"""Families whose key projections carry a bias that four bits are known to suffer from."""
+"""Families whose key projections have a bias, from which four-bit keys are known to suffer."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A model by its numbers; stored and loaded are bytes of weights."""
+    """A model by its numbers; stored and loaded are bytes of weights.
+
+    checked: whether its weights were looked at for keys that four bits would break.
+    """
 
     name: str
     model_type: str
     shape: ModelShape
     stored: int
     loaded: int
+    checked: bool = False
 
 
 @dataclass(frozen=True)
@@ -101,8 +105,12 @@ def _bits(subject: Subject) -> tuple[int, int, str]:
     heads = f"{share} query heads share a KV head" if share > 1 else "no heads are shared"
     if 4 not in by_bits(shape, 1):
         return 16, 16, f"{heads}; heads of {shape.head_dim} cannot be cut into groups: 16 bits"
-    if subject.model_type in KEY_BIAS:
-        return 8, 4, f"{heads}; {subject.model_type} has a key bias that breaks four-bit keys"
+    if subject.model_type in KEY_BIAS and not subject.checked:
+        bias = "has a key bias, which in some layers breaks four-bit keys"
+        return SAFE_BITS, 4, f"{heads}; {subject.model_type} {bias}: its weights will tell which"
+    if shape.sensitive:
+        layers = ", ".join(map(str, sorted(shape.sensitive)))
+        return 4, 4, f"{heads}; four bits, but for the keys of layer {layers}, with a large bias"
     return 4, 4, f"{heads}; four bits keep the model's distributions close to fp16's"
 
 

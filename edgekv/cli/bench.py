@@ -18,6 +18,7 @@ from edgekv.cli import machine
 from edgekv.cli.meter import Meter
 from edgekv.cli.options import CACHE_SETTINGS, make_policy, model_option, policy_options
 from edgekv.cli.output import amount, write_facts, write_json, write_table
+from edgekv.cli.plan import local_subject
 from edgekv.conversation import Prompt
 
 CONTEXTS = (512, 2048)
@@ -85,10 +86,7 @@ def bench(
 
 def _policies(path: Path, settings: config.Config, options: dict[str, Any]) -> list[CachePolicy]:
     """The policy asked for, at several bits where none are."""
-    from edgekv.loading import read_config
-    from edgekv.models.shape import ModelShape
-
-    shape = ModelShape.from_config(read_config(path))
+    shape = local_subject(settings.model, path).shape
     asked = any(options[key] is not None for key in ("kv_bits", "k_bits", "v_bits", "kv_policy"))
     bits = [(settings.k_bits, settings.v_bits)] if asked else [(b, b) for b in BITS]
     several = [replace(settings, k_bits=k, v_bits=v) for k, v in bits]

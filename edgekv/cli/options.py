@@ -12,7 +12,7 @@ from edgekv.cache.policy import CachePolicy, fit_window
 from edgekv.config import Config
 from edgekv.conversation import Prompt
 from edgekv.errors import InvalidValue
-from edgekv.models.shape import ModelShape
+from edgekv.models.shape import SAFE_BITS, ModelShape
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -112,3 +112,17 @@ def make_policy(
     pinned = prompt.pinned(policy.n_sink) if pin else 0
     policy = policy.with_pinned(pinned)
     return policy if budget is None else fit_window(policy, budget, shape.longest_window)
+
+
+def raised_keys(config: Config, shape: ModelShape) -> str | None:
+    """What to tell a user whose model gets more bits for keys than asked for, else None.
+
+    A file of bits by layer is taken at its word.
+    """
+    if not shape.sensitive or config.k_bits >= SAFE_BITS or config.kv_policy is not None:
+        return None
+    layers = ", ".join(map(str, sorted(shape.sensitive)))
+    return (
+        f"keys of layer {layers} have a large constant part that {config.k_bits} bits would "
+        f"break: they are kept in {SAFE_BITS} bits"
+    )

@@ -1,6 +1,7 @@
 """`edgekv plan`: what a model and its KV cache will take here, before anything is loaded."""
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
@@ -46,7 +47,9 @@ def plan_command(model: str | None, pinned: int, as_json: bool, **options: Any) 
 
 
 def _subject(model: catalog.Model) -> Subject:
-    if isinstance(model, ModelEntry):
+    path = download.find_local(model)
+    biased = isinstance(model, ModelEntry) and model.architecture in plan.KEY_BIAS
+    if isinstance(model, ModelEntry) and not (biased and path):
         return Subject(
             model.alias,
             model.architecture,
@@ -54,19 +57,27 @@ def _subject(model: catalog.Model) -> Subject:
             model.weight_bytes,
             _loaded(model.parameters, model.weight_bytes),
         )
-    path = download.find_local(model)
     name = download.name_of(model)
     if path is None:
         raise ModelNotFound(f"{name} is neither in the catalog nor downloaded: pull it first")
+    return local_subject(name, path)
+
+
+def local_subject(name: str, path: Path) -> Subject:
+    """A model that is here, by its files."""
     # Reading a model's files takes MLX, which a catalog entry does without.
-    from edgekv.loading import read_config
+    from edgekv.loading import read_config, read_key_biases
+    from edgekv.models.guard import guarded
     from edgekv.models.load import count_weights
+    from edgekv.models.rope import make_rope
     from edgekv.models.shape import ModelShape
 
     facts = read_config(path)
+    shape = ModelShape.from_config(facts)
+    shape = guarded(shape, read_key_biases(path), make_rope(facts, shape.head_dim))
     stored = download.size_on_disk(path)
     loaded = _loaded(count_weights(facts), stored)
-    return Subject(name, facts["model_type"], ModelShape.from_config(facts), stored, loaded)
+    return Subject(name, facts["model_type"], shape, stored, loaded, checked=True)
 
 
 def _loaded(n_weights: int, stored: int) -> int:

@@ -11,7 +11,13 @@ import click
 from edgekv import catalog, config, download
 from edgekv.cache.policy import CachePolicy
 from edgekv.cli.interrupt import interrupting
-from edgekv.cli.options import cache_options, make_policy, model_option, sampling_options
+from edgekv.cli.options import (
+    cache_options,
+    make_policy,
+    model_option,
+    raised_keys,
+    sampling_options,
+)
 from edgekv.cli.output import amount, write_json
 from edgekv.cli.show import Plain, Rendered, Silent, Writer
 from edgekv.config import Config
@@ -122,6 +128,8 @@ def _request(
             f"a window of {policy.window:,} is beyond the {loaded.shape.context:,} tokens "
             "this model was trained on"
         )
+    if (raised := raised_keys(settings, loaded.shape)) is not None:
+        _warn(raised)
     max_tokens = settings.max_tokens
     if options["overflow"] == "error":
         max_tokens = _within(policy, len(prompt.tokens), max_tokens)
