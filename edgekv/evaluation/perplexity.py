@@ -9,16 +9,7 @@ import numpy as np
 from edgekv.cache.policy import CachePolicy
 from edgekv.cache.rope import Rope
 from edgekv.cache.sequence import SequenceCache
-from edgekv.evaluation.walk import (
-    Keeper,
-    Numbers,
-    Score,
-    Walk,
-    Watch,
-    of,
-    scores,
-    walk_on,
-)
+from edgekv.evaluation.walk import Keeper, Numbers, Score, Walk, Watch, of, scores, walk_on
 from edgekv.generate import Cancelled
 from edgekv.models.layers import Decoder
 
@@ -68,18 +59,6 @@ def nll_of(model: Decoder) -> Score:
         return np.array(mx.concatenate(parts))[:, None]
 
     return score
-
-
-def perplexity(
-    model: Decoder,
-    walk: Walk,
-    tokens: Sequence[int],
-    watch: Watch | None = None,
-    keeper: Keeper | None = None,
-) -> Perplexity:
-    """Feed a text of two tokens or more through the walk's cache."""
-    numbers = walk_on(model, walk, tokens, nll_of(model), watch or Watch(), keeper)
-    return Perplexity(numbers[:, 0])
 
 
 def fresh_nll(

@@ -16,8 +16,8 @@ from edgekv.cache.policy import CachePolicy
 from edgekv.cache.rope import Rope
 from edgekv.cache.sequence import SequenceCache
 from edgekv.errors import DoesNotFit, InvalidValue
-from edgekv.evaluation.divergence import divergences, reference_policy
-from edgekv.evaluation.walk import Keeper, Numbers, Walk, Watch
+from edgekv.evaluation.divergence import compare, each, reference_policy
+from edgekv.evaluation.walk import Keeper, Numbers, Walk, Watch, walk_on
 from edgekv.generate import Cancelled
 from edgekv.models.layers import Decoder
 
@@ -69,12 +69,14 @@ def sensitivities(
         group = every[walk.done : walk.done + GROUP]
         caches = [SequenceCache(p, rope) for p in (wide, *(side.probe(wide) for side in group))]
         try:
-            found = divergences(model, Walk(caches), tokens, inside, skip=len(tokens) // 2)
+            found = walk_on(
+                model, Walk(caches), tokens, compare(model), inside, skip=len(tokens) // 2
+            )
         except Cancelled:
             if keeper is not None:
                 keeper.save(walk)
             raise
-        walk.numbers.append(np.array([[one.mean] for one in found], dtype=np.float32))
+        walk.numbers.append(np.array([[one.mean] for one in each(found)], dtype=np.float32))
         walk.done += len(group)
         watch.told(walk.done, len(every))
     return walk.so_far().reshape(-1, 2)

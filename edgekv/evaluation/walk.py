@@ -59,7 +59,7 @@ def walk_on(
     walk: Walk,
     tokens: Sequence[int],
     score: Score,
-    watch: Watch,
+    watch: Watch | None = None,
     keeper: Keeper | None = None,
     skip: int = 1,
     size: int = PREFILL_CHUNK,
@@ -68,7 +68,7 @@ def walk_on(
 
     Raises Cancelled, with the walk kept, when asked to stop between two chunks.
     """
-    kept = time.monotonic()
+    watch, kept = watch or Watch(), time.monotonic()
     for n in chunks(walk.done, len(tokens) - walk.done, walk.caches[0].policy.n_sink, size):
         if watch.cancelled():
             if keeper is not None:
@@ -78,7 +78,7 @@ def walk_on(
         watch.told(walk.done, len(tokens))
         if keeper is not None and time.monotonic() - kept > KEEP_EVERY:
             keeper.save(walk)
-            kept = time.monotonic()
+            watch, kept = watch or Watch(), time.monotonic()
     return walk.so_far()
 
 
