@@ -104,10 +104,12 @@ def needle(**options: Any) -> int:  # noqa: ANN401
 
     def measure(bench: Bench) -> dict[str, Any]:
         length = options["tokens"] or TOKENS
-        found = bench.run(
+        policy, tokenizer = bench.policy, bench.tokenizer
+        found = bench.kept(
             "needle",
-            lambda model, rope, watch: list(
-                search(model, rope, bench.policy, bench.tokenizer, length, watch)
+            key(f"needle {length} {policy}", bench.path, [], []),
+            lambda model, rope, watch, place: search(
+                model, rope, policy, tokenizer, length, place.load([], rope), watch, place
             ),
         )
         return bench.report(**_needle_report(found))
