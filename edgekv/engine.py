@@ -91,7 +91,8 @@ class Notice:
 class Finished:
     """The end of a reply, with its counts: tokens, seconds, bytes.
 
-    cached_tokens: how many of the prompt's were not computed, for their KV was there.
+    cached_tokens: how many of the prompt's were not computed, for their KV was there. tokens:
+    the ids of the reply, without the one that ended it.
     """
 
     reason: FinishReason
@@ -104,6 +105,7 @@ class Finished:
     kv_bytes: int
     kv_peak_bytes: int
     cached_tokens: int = 0
+    tokens: tuple[int, ...] = ()
 
     @property
     def prefill_tps(self) -> float:
@@ -318,6 +320,7 @@ class Engine:
             if token in tokenizer.eos_ids:
                 reason = "stop"
                 break
+            tally.said.append(token)
             _show(reply, stops.add(detokenizer.add(token)))
             if stops.stopped or reply.cancelled:
                 reason = "stop" if stops.stopped else "cancelled"
@@ -343,6 +346,7 @@ class _Tally:
         self._start = start
         self._first: float | None = None
         self._tokens = 0
+        self.said: list[int] = []
         self._peak = cache.nbytes
 
     def measure(self) -> None:
@@ -368,6 +372,7 @@ class _Tally:
             kv_bytes=self._cache.nbytes,
             kv_peak_bytes=self._peak,
             cached_tokens=self._cached_tokens,
+            tokens=tuple(self.said),
         )
 
 
