@@ -1,0 +1,189 @@
+"""Metal kernels on the CPU: MLX's generated source, compiled by clang and run with every thread.
+
+Barriers and simdgroup operations have their real meaning; races on threadgroup memory, barriers
+that not all threads reach, and steps outside of memory end the program with a message. What this
+cannot see: speed, registers, and arithmetic that a GPU does otherwise than IEEE.
+"""
+
+import hashlib
+import os
+import shutil
+import struct
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from tempfile import gettempdir
+
+import mlx.core as mx
+import numpy as np
+
+from tests.metal.host.translate import Kernel, generated, program, translate
+
+HERE = Path(__file__).parent
+ORDERS = ("forward", "reversed", "shuffled")
+FLAGS = (
+    "-std=c++20",
+    "-O1",
+    "--rtlib=compiler-rt",
+    "--unwindlib=libgcc",
+    "-fsanitize=address,undefined",
+    "-fno-sanitize-recover=all",
+)
+TRAP = 86
+SIZES = {mx.bfloat16: np.uint16}
+
+
+class Trap(AssertionError):
+    """A kernel did what Metal forbids; the message says what."""
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What one launch touched: how often each byte of each buffer, inputs read, outputs written."""
+
+    counts: dict[str, np.ndarray]
+    threadgroup_bytes: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes read and written, each as often as it was."""
+        return sum(int(counts.sum(dtype=np.int64)) for counts in self.counts.values())
+
+
+@cache
+def compiler() -> str:
+    """clang 16 or newer, the first that has the 16-bit types of Metal."""
+    names = [os.environ.get("EDGEKV_CLANG", ""), *(f"clang++-{v}" for v in range(22, 15, -1))]
+    found = next(filter(None, map(shutil.which, filter(None, [*names, "clang++"]))), None)
+    assert found, "the tests of the Metal kernels need clang: apt-get install clang-19"
+    return found
+
+
+def cache_folder() -> Path:
+    return Path(os.environ.get("EDGEKV_HOST_CACHE", Path(gettempdir()) / "edgekv-host-kernels"))
+
+
+def build(kernels: list[Kernel]) -> Path:
+    """The program of these kernels, from the cache where it was compiled before."""
+    text = program(kernels)
+    headers = "".join(path.read_text() for path in sorted(HERE.glob("*.h")))
+    key = hashlib.sha256(repr((compiler(), FLAGS, headers, text)).encode()).hexdigest()[:24]
+    path = cache_folder() / key
+    if path.exists():
+        return path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    source, fresh = path.with_suffix(f".{os.getpid()}.cpp"), path.with_suffix(f".{os.getpid()}")
+    source.write_text(text)
+    command = [compiler(), *FLAGS, f"-I{HERE}", str(source), "-o", str(fresh)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[:4000]
+    fresh.rename(path)
+    return path
+
+
+class Host:
+    """Stands in for MLX's Metal back-end: `metal_kernel` here makes kernels that run on the CPU.
+
+    edit: a change to each kernel's source before it is built. Programs that were prepared
+    together are looked up first.
+    """
+
+    def __init__(self, edit=lambda source: source) -> None:
+        self.order, self.seed = "forward", 0
+        self.traffic: dict[str, Traffic] = {}
+        self._edit = edit
+        self._built: dict[str, tuple[Path, int, Kernel]] = {}
+        self._recorded: list[str] | None = None
+
+    def metal_kernel(self, name, input_names, output_names, source, **options) -> "HostKernel":
+        made = mx.fast.metal_kernel(name, input_names, output_names, self._edit(source), **options)
+        return HostKernel(self, name, input_names, output_names, made)
+
+    def prepare(self, calls, programs: int = 2) -> None:
+        """Build what a list of calls will launch, together and on all cores, without running it."""
+        self._recorded = []
+        for call in calls:
+            call()
+        wanted = [s for s in dict.fromkeys(self._recorded) if s not in self._built]
+        self._recorded = None
+        parts = [part for part in (wanted[i::programs] for i in range(programs)) if part]
+        with ThreadPoolExecutor(programs) as pool:
+            list(pool.map(self._build, parts))
+
+    def _build(self, sources: list[str]) -> None:
+        kernels = [translate(source, i) for i, source in enumerate(sources)]
+        path = build(kernels)
+        for i, source in enumerate(sources):
+            self._built[source] = path, i, kernels[i]
+
+    def launch(self, name, source, buffers, outputs, grid, threadgroup) -> list[bytes]:
+        """Run a launch; buffers by name, of which the last are outputs, given by their sizes."""
+        if self._recorded is not None:
+            self._recorded.append(source)
+            return [bytes(size) for size in outputs.values()]
+        if source not in self._built:
+            self._build([source])
+        path, index, kernel = self._built[source]
+        inputs = [buffers[parameter] for parameter in kernel.parameters if parameter in buffers]
+        request = struct.pack(
+            "<IIIIIIIIIII", index, *grid, *threadgroup, ORDERS.index(self.order), self.seed,
+            len(inputs) + len(outputs), len(inputs),
+        )  # fmt: skip
+        request += b"".join(struct.pack("<Q", len(data)) + data for data in inputs)
+        request += b"".join(struct.pack("<Q", size) for size in outputs.values())
+        done = subprocess.run([path], input=request, capture_output=True)
+        if done.returncode:
+            raise Trap(done.stderr.decode(errors="replace")[:3000])
+        names = [parameter for parameter in kernel.parameters if parameter in buffers]
+        return self._unpack(name, done.stdout, dict(zip(names, map(len, inputs))), outputs)
+
+    def _unpack(self, name, reply, inputs, outputs) -> list[bytes]:
+        (shared,), at = struct.unpack_from("<Q", reply), 8
+        counts, results = {}, []
+        for buffer, size in (inputs | outputs).items():
+            if buffer in outputs:
+                results.append(reply[at : at + size])
+                at += size
+            counts[buffer] = np.frombuffer(reply, np.uint16, size, at)
+            at += 2 * size
+        assert at == len(reply)
+        self.traffic[name] = Traffic(counts, shared)
+        return results
+
+
+@dataclass(frozen=True)
+class HostKernel:
+    """A kernel of mx.fast.metal_kernel that is called as such and runs on the CPU."""
+
+    host: Host
+    name: str
+    input_names: list[str]
+    output_names: list[str]
+    made: object
+
+    def __call__(self, *, inputs, output_shapes, output_dtypes, grid, threadgroup, template=None):
+        launch = dict(
+            output_shapes=output_shapes, output_dtypes=output_dtypes,
+            grid=grid, threadgroup=threadgroup, template=template,
+        )  # fmt: skip
+        source = generated(self.made, inputs, **launch)
+        buffers = {}
+        for name, array in zip(self.input_names, inputs, strict=True):
+            buffers[name] = raw(array)
+            strides = [int(np.prod(array.shape[i + 1 :])) for i in range(array.ndim)]
+            buffers[f"{name}_shape"] = np.array(array.shape, np.int32).tobytes()
+            buffers[f"{name}_strides"] = np.array(strides, np.int64).tobytes()
+        sizes = [int(np.prod(s)) * t.size for s, t in zip(output_shapes, output_dtypes)]
+        outputs = dict(zip(self.output_names, sizes, strict=True))
+        results = self.host.launch(self.name, source, buffers, outputs, grid, threadgroup)
+        return [
+            mx.array(np.frombuffer(data, np.uint8)).view(dtype).reshape(shape)
+            for data, shape, dtype in zip(results, output_shapes, output_dtypes)
+        ]
+
+
+def raw(array: mx.array) -> bytes:
+    """The bytes of an array, row by row."""
+    return np.array(mx.contiguous(array).reshape(-1).view(mx.uint8)).tobytes()
