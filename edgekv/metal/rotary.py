@@ -41,3 +41,16 @@ def rotate(x: mx.array, table: RotaryTable) -> mx.array:
     half = x.shape[-1] // 2
     swapped = mx.concatenate([x[..., half:], x[..., :half]], axis=-1)
     return (x * table.cos + swapped * table.sin).astype(x.dtype)
+
+
+@dataclass(frozen=True)
+class Turns:
+    """A rotary embedding for kernels, which compute its angles themselves.
+
+    frequencies: (head_dim / 2,) uint32, in turns of 2^-32 a position, so that a product with a
+    position wraps around as the angle does, off by at most position * 2^-33 turns; factor: fp32,
+    what queries are multiplied by.
+    """
+
+    frequencies: mx.array
+    factor: mx.array

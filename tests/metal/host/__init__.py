@@ -5,11 +5,13 @@ that not all threads reach, and steps outside of memory end the program with a m
 cannot see: speed, registers, and arithmetic that a GPU does otherwise than IEEE.
 """
 
+import ctypes
 import hashlib
 import os
 import shutil
 import struct
 import subprocess
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -31,8 +33,7 @@ FLAGS = (
     "-fsanitize=address,undefined",
     "-fno-sanitize-recover=all",
 )
-TRAP = 86
-SIZES = {mx.bfloat16: np.uint16}
+METAL_KERNEL = mx.fast.metal_kernel
 
 
 class Trap(AssertionError):
@@ -98,8 +99,10 @@ class Host:
         self._recorded: list[str] | None = None
 
     def metal_kernel(self, name, input_names, output_names, source, **options) -> "HostKernel":
-        made = mx.fast.metal_kernel(name, input_names, output_names, self._edit(source), **options)
-        return HostKernel(self, name, input_names, output_names, made)
+        options["header"] = self._edit(options.get("header", ""))
+        made = METAL_KERNEL(name, input_names, output_names, self._edit(source), **options)
+        contiguous = options.get("ensure_row_contiguous", True)
+        return HostKernel(self, name, input_names, output_names, contiguous, made)
 
     def prepare(self, calls, programs: int = 2) -> None:
         """Build what a list of calls will launch, together and on all cores, without running it."""
@@ -136,8 +139,8 @@ class Host:
         done = subprocess.run([path], input=request, capture_output=True)
         if done.returncode:
             raise Trap(done.stderr.decode(errors="replace")[:3000])
-        names = [parameter for parameter in kernel.parameters if parameter in buffers]
-        return self._unpack(name, done.stdout, dict(zip(names, map(len, inputs))), outputs)
+        sizes = {name: len(buffers[name]) for name in kernel.parameters if name in buffers}
+        return self._unpack(name, done.stdout, sizes, outputs)
 
     def _unpack(self, name, reply, inputs, outputs) -> list[bytes]:
         (shared,), at = struct.unpack_from("<Q", reply), 8
@@ -161,29 +164,33 @@ class HostKernel:
     name: str
     input_names: list[str]
     output_names: list[str]
-    made: object
+    contiguous: bool
+    made: Callable[..., list[mx.array]]
 
-    def __call__(self, *, inputs, output_shapes, output_dtypes, grid, threadgroup, template=None):
-        launch = dict(
-            output_shapes=output_shapes, output_dtypes=output_dtypes,
-            grid=grid, threadgroup=threadgroup, template=template,
-        )  # fmt: skip
+    def __call__(self, *, inputs, **launch):
         source = generated(self.made, inputs, **launch)
         buffers = {}
         for name, array in zip(self.input_names, inputs, strict=True):
-            buffers[name] = raw(array)
-            strides = [int(np.prod(array.shape[i + 1 :])) for i in range(array.ndim)]
-            buffers[f"{name}_shape"] = np.array(array.shape, np.int32).tobytes()
+            array = mx.contiguous(array) if self.contiguous else array
+            data, shape, strides = flat(array)
+            buffers[name] = data
+            buffers[f"{name}_shape"] = np.array(shape, np.int32).tobytes()
             buffers[f"{name}_strides"] = np.array(strides, np.int64).tobytes()
-        sizes = [int(np.prod(s)) * t.size for s, t in zip(output_shapes, output_dtypes)]
+        made = list(zip(launch["output_shapes"], launch["output_dtypes"], strict=True))
+        sizes = [int(np.prod(shape)) * dtype.size for shape, dtype in made]
         outputs = dict(zip(self.output_names, sizes, strict=True))
+        grid, threadgroup = launch["grid"], launch["threadgroup"]
         results = self.host.launch(self.name, source, buffers, outputs, grid, threadgroup)
         return [
             mx.array(np.frombuffer(data, np.uint8)).view(dtype).reshape(shape)
-            for data, shape, dtype in zip(results, output_shapes, output_dtypes)
+            for data, (shape, dtype) in zip(results, made, strict=True)
         ]
 
 
-def raw(array: mx.array) -> bytes:
-    """The bytes of an array, row by row."""
-    return np.array(mx.contiguous(array).reshape(-1).view(mx.uint8)).tobytes()
+def flat(array: mx.array) -> tuple[bytes, tuple[int, ...], tuple[int, ...]]:
+    """The bytes from an array's first number to its last, its shape, and its strides in numbers."""
+    size = array.dtype.size
+    found = np.array(array.view(mx.uint16) if array.dtype == mx.bfloat16 else array, copy=False)
+    strides = tuple(stride // size for stride in found.strides)
+    extent = sum((n - 1) * s for n, s in zip(array.shape, strides, strict=True)) + 1
+    return ctypes.string_at(found.ctypes.data, extent * size), array.shape, strides

@@ -14,6 +14,12 @@ using float16_t = half;
 using bfloat16_t = __bf16;
 using half4 = half __attribute__((ext_vector_type(4)));
 
+struct float2 {
+  float x, y;
+  float2(float both) : x(both), y(both) {}
+  float2(float x, float y) : x(x), y(y) {}
+};
+
 struct uint3 {
   uint x, y, z;
 };
@@ -85,15 +91,15 @@ T simd_max(T value, int line = __builtin_LINE()) {
 
 namespace metal {
 template <class T>
-constexpr T max(T a, T b) {
+constexpr T max(T a, std::type_identity_t<T> b) {
   return a > b ? a : b;
 }
 template <class T>
-constexpr T min(T a, T b) {
+constexpr T min(T a, std::type_identity_t<T> b) {
   return a < b ? a : b;
 }
 template <class T>
-constexpr T clamp(T x, T low, T high) {
+constexpr T clamp(T x, std::type_identity_t<T> low, std::type_identity_t<T> high) {
   return min(max(x, low), high);
 }
 inline float exp(float x) { return std::exp(x); }
