@@ -5,13 +5,10 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from edgekv.metal.kernels import LANES, THREADGROUP_BYTES, build
+from edgekv.metal.kernels import LANES, REGISTERS, THREADGROUP_BYTES, build
 from edgekv.metal.packed import Blocks, bits_and_group
 from edgekv.metal.rotary import Turns
 from edgekv.metal.tile import BLOCK
-
-MAX_VECTORS = 8
-"""Queries that a simdgroup serves at once: more would not fit its registers."""
 
 MAX_SPLITS = LANES
 WORTH_A_SPLIT = 25
@@ -44,9 +41,9 @@ class DecodeShape:
 
     @property
     def rows_at_once(self) -> int:
-        """The most rows that a simdgroup can serve, of those that divide all rows."""
-        fitting = range(max(1, MAX_VECTORS // self.group), 0, -1)
-        return next(n for n in fitting if self.rows % n == 0)
+        """The most rows whose queries fit a thread's registers, of those that divide all rows."""
+        dividing = [n for n in range(1, self.rows + 1) if self.rows % n == 0]
+        return max((n for n in dividing if self._registers(n) <= REGISTERS), default=1)
 
     @property
     def vectors(self) -> int:
@@ -67,12 +64,14 @@ class DecodeShape:
 
     @property
     def registers(self) -> int:
-        """An estimate of a thread's 32-bit registers, where decode.metal keeps the most.
+        """An estimate of a thread's 32-bit registers; above 128 some numbers go to memory."""
+        return self._registers(self.rows_at_once)
 
-        For each query eight sums, the outputs that stay with the lane, the maximum and the sum;
-        eight codes, and about thirty addresses, counters and the like.
-        """
-        return self.vectors * (8 + self.head_dim // LANES + 2) + 8 + 30
+    def _registers(self, rows: int) -> int:
+        # Where decode.metal keeps the most: for each query eight sums, the outputs that stay with
+        # the lane, the maximum, the total and the share of the zeros; besides, about 28 codes,
+        # addresses and counters.
+        return rows * self.group * (8 + self.head_dim // LANES + 3) + 28
 
     def splits(self, tiles: int) -> int:
         """Into how many threadgroups the tiles of a KV head are cut."""

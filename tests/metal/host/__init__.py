@@ -28,6 +28,7 @@ ORDERS = ("forward", "reversed", "shuffled")
 FLAGS = (
     "-std=c++20",
     "-O1",
+    "-fsanitize-address-use-after-return=never",
     "--rtlib=compiler-rt",
     "--unwindlib=libgcc",
     "-fsanitize=address,undefined",
