@@ -10,6 +10,9 @@ from edgekv.metal.packed import Blocks, bits_and_group
 from edgekv.metal.rotary import Turns
 from edgekv.metal.tile import BLOCK
 
+HEAD_DIMS = (64, 96, 128, 256)
+MAX_GROUP = 8
+MAX_ROWS = 8
 MAX_SPLITS = LANES
 WORTH_A_SPLIT = 25
 """A split must read so many times the bytes of its partial results, which then cost 4 %."""
@@ -79,6 +82,23 @@ class DecodeShape:
         packed = BLOCK * self.head_dim * (self.k_bits + self.v_bits) // 8
         run = max(self.simdgroups, -(-WORTH_A_SPLIT * partial // packed))
         return min(MAX_SPLITS, max(1, tiles // run))
+
+
+def supports_decode(q: mx.array, blocks: Blocks, n_kv_heads: int) -> bool:
+    """Whether there is a decode kernel for queries (rows, n_heads, head_dim) over this pool."""
+    rows, n_heads, dim = q.shape
+    return (
+        rows <= MAX_ROWS
+        and dim in HEAD_DIMS
+        and n_heads // n_kv_heads <= MAX_GROUP
+        and all(len(matrix) == 3 and matrix[0].shape[0] > 0 for matrix in blocks)
+    )
+
+
+def supports_close(keys: mx.array, values: mx.array, k_bits: int, v_bits: int) -> bool:
+    """Whether there is a kernel that closes these blocks."""
+    half = keys.dtype == values.dtype == mx.float16
+    return half and keys.shape[-1] in HEAD_DIMS and k_bits < 16 and v_bits < 16
 
 
 def decode_shape(q: mx.array, blocks: Blocks, n_kv_heads: int) -> DecodeShape:

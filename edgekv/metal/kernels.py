@@ -7,7 +7,7 @@ fresh buffers: a kernel never writes into the cache.
 from collections.abc import Callable
 from functools import cache
 from importlib.resources import files
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import mlx.core as mx
 
@@ -49,7 +49,7 @@ def build(name: str) -> Kernel:
     """A kernel by its name, with the arguments that mx.fast.metal_kernel documents."""
     source = SOURCES[name]
     folder = files(__package__)
-    kernel: Kernel = mx.fast.metal_kernel(
+    kernel = mx.fast.metal_kernel(
         name=f"edgekv_{name}",
         input_names=list(source.inputs),
         output_names=list(source.outputs),
@@ -57,4 +57,4 @@ def build(name: str) -> Kernel:
         header="".join(folder.joinpath(header).read_text("utf-8") for header in source.headers),
         ensure_row_contiguous=source.contiguous,
     )
-    return kernel
+    return cast(Kernel, kernel)

@@ -19,8 +19,9 @@ def run(source, host=None, x=None, threads=64, **options):
     host = host or Host()
     kernel = host.metal_kernel("test", ["x"], ["out"], source, **options)
     x = mx.arange(64, dtype=mx.float32) if x is None else x
-    launch = dict(grid=(threads, 1, 1), threadgroup=(threads, 1, 1), template=[("T", x.dtype)])
-    return kernel(inputs=[x], output_shapes=[(64,)], output_dtypes=[x.dtype], **launch)[0]
+    size, template = (threads, 1, 1), [("T", x.dtype)]
+    outputs = {"output_shapes": [(64,)], "output_dtypes": [x.dtype]}
+    return kernel(inputs=[x], **outputs, grid=size, threadgroup=size, template=template)[0]
 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])

@@ -6,34 +6,20 @@ cannot see: speed, registers, and arithmetic that a GPU does otherwise than IEEE
 """
 
 import ctypes
-import hashlib
-import os
-import shutil
 import struct
 import subprocess
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-from tempfile import gettempdir
 
 import mlx.core as mx
 import numpy as np
 
-from tests.metal.host.translate import Kernel, generated, program, translate
+from tests.metal.host.compile import build
+from tests.metal.host.translate import Kernel, generated, translate
 
-HERE = Path(__file__).parent
 ORDERS = ("forward", "reversed", "shuffled")
-FLAGS = (
-    "-std=c++20",
-    "-O1",
-    "-fsanitize-address-use-after-return=never",
-    "--rtlib=compiler-rt",
-    "--unwindlib=libgcc",
-    "-fsanitize=address,undefined",
-    "-fno-sanitize-recover=all",
-)
 METAL_KERNEL = mx.fast.metal_kernel
 
 
@@ -52,37 +38,6 @@ class Traffic:
     def nbytes(self) -> int:
         """Bytes read and written, each as often as it was."""
         return sum(int(counts.sum(dtype=np.int64)) for counts in self.counts.values())
-
-
-@cache
-def compiler() -> str:
-    """clang 16 or newer, the first that has the 16-bit types of Metal."""
-    names = [os.environ.get("EDGEKV_CLANG", ""), *(f"clang++-{v}" for v in range(22, 15, -1))]
-    found = next(filter(None, map(shutil.which, filter(None, [*names, "clang++"]))), None)
-    assert found, "the tests of the Metal kernels need clang: apt-get install clang-19"
-    return found
-
-
-def cache_folder() -> Path:
-    return Path(os.environ.get("EDGEKV_HOST_CACHE", Path(gettempdir()) / "edgekv-host-kernels"))
-
-
-def build(kernels: list[Kernel]) -> Path:
-    """The program of these kernels, from the cache where it was compiled before."""
-    text = program(kernels)
-    headers = "".join(path.read_text() for path in sorted(HERE.glob("*.h")))
-    key = hashlib.sha256(repr((compiler(), FLAGS, headers, text)).encode()).hexdigest()[:24]
-    path = cache_folder() / key
-    if path.exists():
-        return path
-    path.parent.mkdir(parents=True, exist_ok=True)
-    source, fresh = path.with_suffix(f".{os.getpid()}.cpp"), path.with_suffix(f".{os.getpid()}")
-    source.write_text(text)
-    command = [compiler(), *FLAGS, f"-I{HERE}", str(source), "-o", str(fresh)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[:4000]
-    fresh.rename(path)
-    return path
 
 
 class Host:

@@ -83,4 +83,4 @@ def program(kernels: list[Kernel]) -> str:
     """A program that serves launches of these kernels, by their places in the list."""
     texts = "\n".join(kernel.text for kernel in kernels)
     table = ", ".join(kernel.launcher for kernel in kernels)
-    return f'#include "runner.h"\n{texts}\nint main() {{ return host::serve({{{table}}}); }}\n'
+    return f"{texts}\nint main() {{ return host::serve({{{table}}}); }}\n"
