@@ -90,7 +90,7 @@ def shared_cache(template: Template, count: int, layout: str, window: int) -> Se
     feed(cache, template, total // 2, seed=1)
     other = cache.fork()
     while cache.length < total:
-        step = min(67, total - cache.length)
+        step = min(67 + total // 5, total - cache.length)
         feed(other, template, step, seed=cache.length)
         feed(cache, template, step, seed=cache.length + 1)
     return cache
