@@ -43,20 +43,19 @@ class Traffic:
 class Host:
     """Stands in for MLX's Metal back-end: `metal_kernel` here makes kernels that run on the CPU.
 
-    edit: a change to each kernel's source before it is built. Programs that were prepared
-    together are looked up first.
+    edit: a change to each text of a kernel before it is built.
     """
 
-    def __init__(self, edit=lambda source: source) -> None:
+    def __init__(self, edit=lambda text: text) -> None:
         self.order, self.seed = "forward", 0
         self.traffic: dict[str, Traffic] = {}
-        self._edit = edit
+        self.edit = edit
         self._built: dict[str, tuple[Path, int, Kernel]] = {}
         self._recorded: list[str] | None = None
 
     def metal_kernel(self, name, input_names, output_names, source, **options) -> "HostKernel":
-        options["header"] = self._edit(options.get("header", ""))
-        made = METAL_KERNEL(name, input_names, output_names, self._edit(source), **options)
+        options["header"] = self.edit(options.get("header", ""))
+        made = METAL_KERNEL(name, input_names, output_names, self.edit(source), **options)
         contiguous = options.get("ensure_row_contiguous", True)
         return HostKernel(self, name, input_names, output_names, contiguous, made)
 
