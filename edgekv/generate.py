@@ -25,7 +25,7 @@ class Cancelled(Exception):
 def forward(model: Decoder, cache: SequenceCache, tokens: mx.array) -> mx.array:
     """Take tokens (n,) into a sequence; returns their hidden states (n, hidden_size)."""
     if model.host is not None and takes_one(cache, tokens.shape[0]):
-        return model.host(int(tokens.item()), HostStep(cache))  # type: ignore[arg-type]
+        return model.host(tokens, HostStep(cache))
     return model(tokens, make_step(cache, tokens.shape[0]))
 
 
