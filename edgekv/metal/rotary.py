@@ -16,6 +16,9 @@ class RotaryTable:
     cos: mx.array
     sin: mx.array
 
+    def __getitem__(self, rows: slice) -> "RotaryTable":
+        return RotaryTable(self.cos[rows], self.sin[rows])
+
     def over(self, axes: int) -> "RotaryTable":
         """The same rotations with so many axes of size one before the last."""
         shape = (self.cos.shape[0], *(1,) * axes, self.cos.shape[1])
