@@ -61,6 +61,18 @@ def chat_prompt(tokenizer: "Tokenizer", messages: Sequence[Message]) -> Prompt:
     return Prompt(tokens, sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)))
 
 
+def joined(messages: Sequence[Message]) -> list[dict[str, str]]:
+    """Messages with neighbours of the same role made one, as templates want: a question that was
+    never answered stands with the next."""
+    turns: list[dict[str, str]] = []
+    for message in messages:
+        if turns and turns[-1]["role"] == message["role"]:
+            turns[-1]["content"] += "\n\n" + message["content"]
+        else:
+            turns.append(dict(message))
+    return turns
+
+
 def _render(tokenizer: "Tokenizer", messages: Sequence[Message]) -> tuple[int, ...]:
     template = tokenizer.chat_template
     if template is None:

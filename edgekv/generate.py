@@ -4,8 +4,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 import mlx.core as mx
 
+from edgekv.cache.host import HostStep
 from edgekv.cache.sequence import SequenceCache
-from edgekv.cache.step import make_step
+from edgekv.cache.step import make_step, takes_one
 from edgekv.metal.tile import BLOCK
 from edgekv.models.layers import Decoder
 from edgekv.sampling import RepetitionPenalty, Sampler
@@ -23,6 +24,8 @@ class Cancelled(Exception):
 
 def forward(model: Decoder, cache: SequenceCache, tokens: mx.array) -> mx.array:
     """Take tokens (n,) into a sequence; returns their hidden states (n, hidden_size)."""
+    if model.host is not None and takes_one(cache, tokens.shape[0]):
+        return model.host(tokens, HostStep(cache))
     return model(tokens, make_step(cache, tokens.shape[0]))
 
 
@@ -45,11 +48,13 @@ def prefill(
 ) -> mx.array:
     """Take a prompt into a sequence; returns the scores (vocab_size,) behind its last token.
 
-    Each chunk is computed before the next is built, so the peak does not grow with the prompt.
+    Each chunk is computed before the next is built, so the peak does not grow with the prompt. No
+    chunk closes more blocks than the ring holds, so that the caller can keep each of them.
     Raises Cancelled, with whole chunks taken in, when asked to stop.
     """
     done = 0
-    for size in chunks(cache.length, len(tokens), cache.policy.n_sink):
+    longest = min(PREFILL_CHUNK, max(1, cache.policy.ring_blocks) * BLOCK)
+    for size in chunks(cache.length, len(tokens), cache.policy.n_sink, longest):
         if cancelled():
             raise Cancelled
         hidden = forward(model, cache, mx.array(list(tokens[done : done + size])))

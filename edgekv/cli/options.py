@@ -92,6 +92,12 @@ sampling_options = chain(
     click.option("--stop", "stops", multiple=True, metavar="TEXT", help="End before this text."),
 )
 
+session_options = chain(
+    click.option("--session", metavar="NAME", help="Go on with this session, or begin it."),
+    click.option("-c", "--continue", "last", is_flag=True, help="Go on with the last session."),
+    click.option("--no-persist", is_flag=True, help="Leave no byte on disk."),
+)
+
 
 CACHE_SETTINGS = ("window", "n_sink", "kv_bits", "k_bits", "v_bits", "kv_policy")
 """Keys of the configuration that policy_options set."""
