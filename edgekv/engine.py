@@ -245,7 +245,8 @@ class Engine:
     def _make_reuse(self, rope: Rope) -> Reuse:
         if self._store is None:
             return Reuse("", rope, self._notices.put)
-        model = f"{fingerprint(self._path, self._store)} mlx {version('mlx')}"
+        digest, secret = fingerprint(self._path, self._store), self._store.seal.secret
+        model = f"{digest} mlx {version('mlx')} {secret}"
         return Reuse(model, rope, self._notices.put, BlockFiles(self._store))
 
     def _answer(self, request: Request, reply: Reply) -> None:

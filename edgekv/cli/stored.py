@@ -102,6 +102,8 @@ def stored(name: str | None, last: bool, persist: bool) -> Iterator[Stored]:
             yield Stored(None, name, None, persist)
             return
         stack.callback(store.close)
+        for note in store.notes:
+            warn(note)
         session = _find(store, name, last)
         persist = persist and store.writable
         if session is not None and persist:
