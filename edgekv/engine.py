@@ -190,6 +190,11 @@ class Engine:
         self._jobs.put(lambda: self._answer(request, reply))
         return reply
 
+    def flush(self) -> None:
+        """Wait until the KV of the replies so far is on disk."""
+        if self._reuse is not None:
+            self._reuse.flush()
+
     def notices(self) -> list[str]:
         """What the user should be told that came after the last reply, as when a disk was full."""
         found = []
