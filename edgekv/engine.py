@@ -8,11 +8,12 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 import mlx.core as mx
 
@@ -24,6 +25,7 @@ from edgekv.errors import DoesNotFit
 from edgekv.generate import Cancelled, decode, prefill
 from edgekv.loading import open_checkpoint, read_config
 from edgekv.metal.device import physical_memory
+from edgekv.models.guard import guarded
 from edgekv.models.layers import Decoder
 from edgekv.models.load import build
 from edgekv.models.rope import make_rope
@@ -36,6 +38,7 @@ from edgekv.sessions.reuse import Reuse, Tracked
 from edgekv.stops import StopFilter
 from edgekv.tokenizer import Tokenizer
 
+T = TypeVar("T")
 FinishReason = Literal["stop", "length", "cancelled"]
 
 
@@ -202,6 +205,19 @@ class Engine:
             found.append(self._notices.get())
         return found
 
+    def call(self, job: Callable[[Decoder, Rope], T]) -> "Future[T]":
+        """Queue a piece of work with the model for the MLX thread; its result or its fault."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(job(self._model, self._rope))
+            except BaseException as error:
+                future.set_exception(error)
+
+        self._jobs.put(run)
+        return future
+
     def close(self) -> None:
         """Stop the reply under way, then the thread; returns when it has ended."""
         if self._current is not None:
@@ -243,8 +259,10 @@ class Engine:
         checkpoint = open_checkpoint(self._path)
         config = checkpoint.config
         shape = ModelShape.from_config(config)
+        self._rope = make_rope(config, shape.head_dim)
+        shape = guarded(shape, checkpoint.weights, self._rope)
         self._model = build(config, checkpoint.weights)
-        self._reuse = self._make_reuse(make_rope(config, shape.head_dim))
+        self._reuse = self._make_reuse(self._rope)
         return Loaded(config, shape, checkpoint.tokenizer, time.perf_counter() - start)
 
     def _make_reuse(self, rope: Rope) -> Reuse:
