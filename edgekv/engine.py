@@ -193,11 +193,6 @@ class Engine:
         self._jobs.put(lambda: self._answer(request, reply))
         return reply
 
-    def flush(self) -> None:
-        """Wait until the KV of the replies so far is on disk."""
-        if self._reuse is not None:
-            self._reuse.flush()
-
     def notices(self) -> list[str]:
         """What the user should be told that came after the last reply, as when a disk was full."""
         found = []
@@ -268,8 +263,7 @@ class Engine:
     def _make_reuse(self, rope: Rope) -> Reuse:
         if self._store is None:
             return Reuse("", rope, self._notices.put)
-        digest, secret = fingerprint(self._path, self._store), self._store.seal.secret
-        model = f"{digest} mlx {version('mlx')} {secret}"
+        model = f"{fingerprint(self._path, self._store)} mlx {version('mlx')}"
         return Reuse(model, rope, self._notices.put, BlockFiles(self._store))
 
     def _answer(self, request: Request, reply: Reply) -> None:

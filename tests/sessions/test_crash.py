@@ -193,7 +193,7 @@ def test_a_full_disk_is_said_once_and_the_chat_goes_on(tmp_path, model, expected
             said, _ = reply(engine, messages, session)
             assert said == expected[turn]
             messages.append({"role": "assistant", "content": said})
-            engine.flush()
+            engine._reuse.flush()
             notices += engine.notices()
     assert len(notices) == 1
     assert "not persisted: No space left on device" in notices[0]
