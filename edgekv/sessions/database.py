@@ -15,6 +15,9 @@ from edgekv.sessions.records import StoreUnavailable
 
 BUSY_S = 10.0
 
+# fullfsync: on macOS a plain fsync leaves the data in the drive's cache.
+_PRAGMAS = ("journal_mode=WAL", "foreign_keys=ON", "secure_delete=ON", "fullfsync=ON")
+
 # Each entry takes the database one format version on. The version is kept twice, as `user_version`
 # and as a fact, for a flipped bit in one place must not look like a newer edgekv's store.
 MIGRATIONS = (
@@ -87,7 +90,7 @@ class Database:
         # SQLite gives the files beside it the mode of the database.
         os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
         db = _open(self.path.as_uri())
-        for pragma in ("journal_mode=WAL", "foreign_keys=ON", "secure_delete=ON"):
+        for pragma in _PRAGMAS:
             db.execute(f"PRAGMA {pragma}").fetchall()
         _check(db)
         _migrate(db)
