@@ -1,9 +1,10 @@
 """How fast attention of one token is here: the kernel, its twin, and MLX's own at fp16."""
 
+import itertools
 import statistics
 import time
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
@@ -16,9 +17,18 @@ from edgekv.cache.sequence import SequenceCache
 from edgekv.cache.step import make_step
 from edgekv.cache.table import table
 from edgekv.cache.traffic import decode_nbytes
+from edgekv.errors import InvalidValue
+from edgekv.hardware import GB_PER_S
 from edgekv.metal import fused, reference
+from edgekv.metal.device import has_metal
+from edgekv.models.shape import ModelShape
 
 CHUNK = 512
+CALLS = 50
+BITS = (4, 8)
+CACHED = ("kernel", "twin")
+"""Ways that read the quantized cache."""
+
 DTYPE = mx.float16
 Attend = Callable[[mx.array], mx.array]
 
@@ -38,9 +48,7 @@ class Speed(NamedTuple):
         return self.nbytes / self.seconds / 1e9
 
 
-def measure(
-    layer: LayerPolicy, n_heads: int, window: int, calls: int = 50, rounds: int = 7
-) -> list[Speed]:
+def measure(layer: LayerPolicy, n_heads: int, window: int, rounds: int) -> list[Speed]:
     """Attention of one token with the window full, the median of some rounds of many calls.
 
     The calls of a round are evaluated together, as the layers of a model are. The layer must
@@ -52,12 +60,53 @@ def measure(
     half = decode_nbytes(layer, n_heads, DTYPE.size, 0, window + cache.policy.n_sink)
     ways = {"kernel": (_kernel(cache), least), "twin": (_twin(cache, n_heads), least)}
     ways["mx.fast, fp16"] = _half(layer, window + cache.policy.n_sink), half
-    queries = [_draw(i, 1, n_heads, layer.head_dim) for i in range(calls)]
+    queries = [_draw(i, 1, n_heads, layer.head_dim) for i in range(CALLS)]
     mx.eval(queries)
     return [
-        Speed(way, _seconds(attend, queries, rounds) / calls, nbytes)
+        Speed(way, _seconds(attend, queries, rounds) / CALLS, nbytes)
         for way, (attend, nbytes) in ways.items()
     ]
+
+
+def rows(shape: ModelShape, windows: Sequence[int], rounds: int) -> list[dict[str, Any]]:
+    """The ways by window and bits, in microseconds a layer, and the floor where it is known.
+
+    Raises InvalidValue without Metal, or where the model's shape has no kernel.
+    """
+    if not has_metal():
+        raise InvalidValue("--kernels needs Metal, which MLX does not find here")
+    if not fused.has_shape(shape.head_dim, shape.n_heads // shape.n_kv_heads):
+        raise InvalidValue(
+            f"--kernels has none for {shape.n_heads} heads over {shape.n_kv_heads} "
+            f"of {shape.head_dim}"
+        )
+    peak = peak_gb_per_s()
+    found = []
+    for window, bits in itertools.product(windows, BITS):
+        layer = LayerPolicy(shape.n_kv_heads, shape.head_dim, bits, bits)
+        for speed in measure(layer, shape.n_heads, window, rounds=rounds):
+            found.append(
+                {
+                    "name": speed.way,
+                    "context": window,
+                    "k_bits": bits if speed.way in CACHED else 16,
+                    "v_bits": bits if speed.way in CACHED else 16,
+                    "us": speed.seconds * 1e6,
+                    "floor_us": speed.nbytes / peak / 1e3 if peak else None,
+                    "gb_per_s": speed.gb_per_s,
+                }
+            )
+    return found
+
+
+def gpu() -> str:
+    """The GPU's name, as "Apple M4 Max"."""
+    return str(mx.device_info().get("device_name", "unknown"))
+
+
+def peak_gb_per_s() -> int | None:
+    """This machine's peak memory bandwidth, if its chip is a known one."""
+    return GB_PER_S.get(gpu().removeprefix("Apple "))
 
 
 def _draw(seed: int, *shape: int) -> mx.array:
