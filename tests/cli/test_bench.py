@@ -7,6 +7,7 @@ import pytest
 
 from edgekv.benchmark import contest
 from edgekv.errors import EdgekvError, InvalidValue
+from edgekv.metal.device import has_metal
 from tests.loading.files import write_gguf
 
 
@@ -54,6 +55,12 @@ def test_mlx_lm_runs_beside_it_on_the_same_file(bench):
     assert names[0] == "edgekv, K4V4" and names[1:3] == ["mlx-lm", "mlx-lm, 4-bit KV"]
     assert all(row["decode_tps"] > 0 for row in found["rows"])
     assert found["host"]["mlx-lm"]
+
+
+@pytest.mark.skipif(has_metal(), reason="Metal is here")
+def test_kernels_are_measured_where_there_is_metal_alone(edgekv, tiny):
+    result = edgekv("bench", "-m", tiny, "--kernels")
+    assert result.returncode == 2 and "--kernels needs Metal" in result.stderr
 
 
 def test_a_peer_that_is_not_installed_is_named(monkeypatch):
