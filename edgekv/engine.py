@@ -7,11 +7,12 @@ interpreter exits aborts the process, so the thread is never a daemon and `close
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import mlx.core as mx
 
@@ -20,18 +21,30 @@ from edgekv.cache.policy import CachePolicy
 from edgekv.cache.rope import Rope
 from edgekv.cache.sequence import SequenceCache
 from edgekv.errors import DoesNotFit
-from edgekv.generate import Cancelled, decode, prefill
+from edgekv.events import Event, Finished, Prefilled, Reply, Request, Text, TokenScore
+from edgekv.grammar import GrammarTokens, Matcher
 from edgekv.loading import open_checkpoint, read_config
 from edgekv.metal.device import physical_memory
 from edgekv.models.layers import Decoder
 from edgekv.models.load import build
 from edgekv.models.rope import make_rope
 from edgekv.models.shape import ModelShape, check_supported
-from edgekv.sampling import RepetitionPenalty, Sampling, fresh_seed, make_sampler
-from edgekv.stops import StopFilter
+from edgekv.scheduler import Limits, Load, Scheduler
 from edgekv.tokenizer import Tokenizer
 
-FinishReason = Literal["stop", "length", "cancelled"]
+__all__ = [
+    "Engine",
+    "Event",
+    "Finished",
+    "Limits",
+    "Load",
+    "Loaded",
+    "Prefilled",
+    "Reply",
+    "Request",
+    "Text",
+    "TokenScore",
+]
 
 
 @dataclass(frozen=True)
@@ -44,97 +57,17 @@ class Loaded:
     load_s: float
 
 
-@dataclass(frozen=True)
-class Request:
-    """One reply to one prompt of token ids."""
-
-    prompt: tuple[int, ...]
-    policy: CachePolicy
-    sampling: Sampling
-    max_tokens: int
-    stops: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Prefilled:
-    """So many tokens of the prompt are read, of so many."""
-
-    done: int
-    total: int
-
-
-@dataclass(frozen=True)
-class Text:
-    """New text of the reply, whole characters only."""
-
-    text: str
-
-
-@dataclass(frozen=True)
-class Finished:
-    """The end of a reply, with its counts: tokens, seconds, bytes."""
-
-    reason: FinishReason
-    prompt_tokens: int
-    completion_tokens: int
-    evicted_tokens: int
-    ttft_s: float
-    prefill_s: float
-    decode_s: float
-    kv_bytes: int
-    kv_peak_bytes: int
-
-    @property
-    def prefill_tps(self) -> float:
-        return self.prompt_tokens / self.prefill_s if self.prefill_s else 0.0
-
-    @property
-    def decode_tps(self) -> float:
-        """Tokens a second behind the first, whose time is the prompt's."""
-        return (self.completion_tokens - 1) / self.decode_s if self.decode_s else 0.0
-
-
-Event = Prefilled | Text | Finished
-
-
-class Reply:
-    """A reply under way: iterate over its events from one other thread; the last is Finished."""
-
-    def __init__(self) -> None:
-        self._events: queue.SimpleQueue[Event | BaseException] = queue.SimpleQueue()
-        self._cancelled = threading.Event()
-
-    def cancel(self) -> None:
-        """Ask to stop: seen within one token, or one chunk of the prompt."""
-        self._cancelled.set()
-
-    @property
-    def cancelled(self) -> bool:
-        return self._cancelled.is_set()
-
-    def put(self, event: Event | BaseException) -> None:
-        self._events.put(event)
-
-    def __iter__(self) -> Iterator[Event]:
-        while True:
-            event = self._events.get()
-            if isinstance(event, BaseException):
-                raise event
-            yield event
-            if isinstance(event, Finished):
-                return
-
-
 class Engine:
     """A model on its own thread `edgekv-mlx`. Use as a context manager, or call `close`."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, limits: Limits | None = None) -> None:
         self._path = path
+        self._limits = limits or Limits()
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._loaded: queue.SimpleQueue[Loaded | BaseException] = queue.SimpleQueue()
         self._model: Decoder
         self._rope: Rope
-        self._current: Reply | None = None
+        self._scheduler: Scheduler
         self._thread = threading.Thread(target=self._run, name="edgekv-mlx", daemon=False)
 
     def start(self) -> Loaded:
@@ -154,16 +87,19 @@ class Engine:
             raise loaded
         return loaded
 
-    def submit(self, request: Request) -> Reply:
-        """Queue a request; replies are made one after another."""
-        reply = Reply()
-        self._jobs.put(lambda: self._answer(request, reply))
+    def submit(self, request: Request, reply: Reply | None = None) -> Reply:
+        """Queue a request; its events go to the reply that is given, or to the one returned."""
+        reply = reply or Reply()
+        self._jobs.put(lambda: self._scheduler.add(request, reply))
         return reply
 
+    @property
+    def load(self) -> Load:
+        """What is under way now."""
+        return self._scheduler.load
+
     def close(self) -> None:
-        """Stop the reply under way, then the thread; returns when it has ended."""
-        if self._current is not None:
-            self._current.cancel()
+        """Stop the replies under way, then the thread; returns when it has ended."""
         self._jobs.put(None)
         self._thread.join()
 
@@ -181,15 +117,29 @@ class Engine:
 
     def _run(self) -> None:
         try:
-            self._loaded.put(self._load())
-            while (job := self._jobs.get()) is not None:
-                job()
+            loaded = self._load()
+            self._scheduler = Scheduler(
+                self._model, loaded.tokenizer, self._open_cache, self._matcher, self._limits
+            )
+            self._loaded.put(loaded)
+            while self._take_jobs():
+                self._scheduler.step()
+            self._scheduler.cancel_all()
         except BaseException as error:
             self._loaded.put(error)
         finally:
             # A thread that ends with MLX streams of its own races with the interpreter's exit:
             # 9 of 30 processes that did nothing else aborted (mlx 0.32.4), none that cleared them.
             mx.clear_streams()
+
+    def _take_jobs(self) -> bool:
+        """Do what is queued, waiting for it where there is nothing else to do; False is the end."""
+        while self._scheduler.idle or not self._jobs.empty():
+            job = self._jobs.get()
+            if job is None:
+                return False
+            job()
+        return True
 
     def _load(self) -> Loaded:
         start = time.perf_counter()
@@ -203,102 +153,19 @@ class Engine:
         self._model = build(config, checkpoint.weights)
         return Loaded(config, shape, checkpoint.tokenizer, time.perf_counter() - start)
 
-    def _answer(self, request: Request, reply: Reply) -> None:
-        self._current = reply
-        try:
-            reply.put(self._generate(request, reply))
-        except BaseException as error:
-            reply.put(error)
-        finally:
-            self._current = None
-
-    def _generate(self, request: Request, reply: Reply) -> Finished:
+    def _open_cache(self, request: Request) -> SequenceCache:
         _check_memory(request.policy)
-        start = time.perf_counter()
-        cache = SequenceCache(request.policy, self._rope)
-        tally = _Tally(cache, len(request.prompt), start)
+        return SequenceCache(request.policy, self._rope)
 
-        def progress(done: int, total: int) -> None:
-            tally.measure()
-            reply.put(Prefilled(done, total))
+    def _matcher(self, request: Request) -> Matcher | None:
+        if request.grammar is None:
+            return None
+        return self.grammar_tokens.matcher(request.grammar)
 
-        try:
-            logits = prefill(self._model, cache, request.prompt, progress, lambda: reply.cancelled)
-        except Cancelled:
-            return tally.finished("cancelled")
-        return tally.finished(self._stream(request, reply, cache, logits, tally))
-
-    def _stream(
-        self,
-        request: Request,
-        reply: Reply,
-        cache: SequenceCache,
-        logits: mx.array,
-        tally: "_Tally",
-    ) -> FinishReason:
-        """Decode, turn tokens into text, and say why it ended."""
-        sampling, tokenizer = request.sampling, self.loaded.tokenizer
-        seed = fresh_seed() if sampling.seed is None else sampling.seed
-        penalty = None
-        if sampling.repetition_penalty != 1:
-            penalty = RepetitionPenalty(
-                sampling.repetition_penalty, request.prompt, logits.shape[-1]
-            )
-        sampler = make_sampler(sampling, seed)
-        detokenizer, stops = tokenizer.detokenizer(), StopFilter(request.stops)
-        reason: FinishReason = "length"
-        for token in decode(self._model, cache, logits, sampler, penalty, request.max_tokens):
-            tally.token()
-            if token in tokenizer.eos_ids:
-                reason = "stop"
-                break
-            _show(reply, stops.add(detokenizer.add(token)))
-            if stops.stopped or reply.cancelled:
-                reason = "stop" if stops.stopped else "cancelled"
-                break
-        _show(reply, stops.add(detokenizer.finish()) + stops.finish())
-        return "stop" if stops.stopped else reason
-
-
-def _show(reply: Reply, text: str) -> None:
-    if text:
-        reply.put(Text(text))
-
-
-class _Tally:
-    """Counts and times of one reply."""
-
-    def __init__(self, cache: SequenceCache, prompt_tokens: int, start: float) -> None:
-        self._cache = cache
-        self._prompt_tokens = prompt_tokens
-        self._start = start
-        self._first: float | None = None
-        self._tokens = 0
-        self._peak = cache.nbytes
-
-    def measure(self) -> None:
-        self._peak = max(self._peak, self._cache.nbytes)
-
-    def token(self) -> None:
-        if self._first is None:
-            self._first = time.perf_counter()
-        self._tokens += 1
-
-    def finished(self, reason: FinishReason) -> Finished:
-        self.measure()
-        now = time.perf_counter()
-        first = self._first or now
-        return Finished(
-            reason=reason,
-            prompt_tokens=self._prompt_tokens,
-            completion_tokens=self._tokens,
-            evicted_tokens=self._cache.evicted_tokens,
-            ttft_s=first - self._start,
-            prefill_s=first - self._start,
-            decode_s=now - first,
-            kv_bytes=self._cache.nbytes,
-            kv_peak_bytes=self._peak,
-        )
+    @cached_property
+    def grammar_tokens(self) -> GrammarTokens:
+        """The model's tokens for grammars. Raises UnsupportedModel without llguidance."""
+        return GrammarTokens(self.loaded.tokenizer, self._model.vocab_size)
 
 
 def _check_memory(policy: CachePolicy) -> None:

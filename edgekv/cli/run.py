@@ -190,7 +190,7 @@ def _report(
         "usage": {
             "prompt_tokens": finished.prompt_tokens,
             "completion_tokens": finished.completion_tokens,
-            "cached_tokens": 0,
+            "cached_tokens": finished.cached_tokens,
             "evicted_tokens": finished.evicted_tokens,
         },
         "timings": {
