@@ -15,9 +15,11 @@ from starlette.types import ASGIApp
 
 from edgekv.cache.policy import describe
 from edgekv.errors import EdgekvError
+from edgekv.server.anthropic import count_tokens, messages
 from edgekv.server.chat import chat
 from edgekv.server.completions import completions
 from edgekv.server.errors import ApiError, from_fault, internal, not_found
+from edgekv.server.responses import responses
 from edgekv.server.security import Access, Gate
 from edgekv.server.service import Service
 
@@ -50,6 +52,9 @@ def make_app(service: Service, access: Access) -> ASGIApp:
         _route("/v1/requests/{name}/cancel", cancel, "POST"),
         _route("/v1/chat/completions", chat, "POST"),
         _route("/v1/completions", completions, "POST"),
+        _route("/v1/responses", responses, "POST"),
+        _route("/v1/messages", messages, "POST"),
+        _route("/v1/messages/count_tokens", count_tokens, "POST"),
         *(Route(path, not_built, methods=["GET", "POST"]) for path in NOT_BUILT),
     ]
     app = Starlette(

@@ -49,6 +49,9 @@ class Options:
     seconds: float | None
     extension: Extension
 
+    def with_stops(self, stops: tuple[str, ...]) -> "Options":
+        return replace(self, stops=stops)
+
 
 def read_options(
     fields: Fields, config: Config, max_tokens: int | None, vocab_size: int

@@ -97,17 +97,22 @@ class Service:
             raise overloaded(f"{self._admitted} requests are under way: try again later")
         self._admitted += 1
         try:
-            work = await asyncio.to_thread(make)
+            work = await self.measure(make)
             reply = LoopReply()
             self.engine.submit(work.request, reply)
-        except BaseException as fault:
+        except BaseException:
             self._admitted -= 1
-            if isinstance(fault, EdgekvError):
-                raise from_fault(fault) from fault
             raise
         generation = Generation(work, reply, self._closed)
         self._under_way[work.id] = generation
         return generation
+
+    async def measure(self, make: Callable[[], Work]) -> Work:
+        """What a request comes to, on a thread beside the loop. Raises ApiError."""
+        try:
+            return await asyncio.to_thread(make)
+        except EdgekvError as fault:
+            raise from_fault(fault) from fault
 
     def _closed(self, generation: Generation) -> None:
         self._admitted -= 1
