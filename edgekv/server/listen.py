@@ -3,6 +3,7 @@
 import asyncio
 import signal
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -26,6 +27,10 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            # Python lets the main thread alone have handlers.
+            yield
+            return
         numbers = (signal.SIGINT, signal.SIGTERM)
         before = {number: signal.signal(number, self.handle_exit) for number in numbers}
         try:
@@ -53,8 +58,8 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def listen(app: ASGIApp, service: Service, listener: socket.socket, log_level: str) -> None:
-    """Serve until SIGINT or SIGTERM."""
+def make_server(app: ASGIApp, service: Service, log_level: str) -> uvicorn.Server:
+    """A server that is not running yet."""
     config = uvicorn.Config(
         app,
         http=Protocol,
@@ -64,4 +69,9 @@ def listen(app: ASGIApp, service: Service, listener: socket.socket, log_level: s
         server_header=False,
         timeout_graceful_shutdown=GRACE_SECONDS,
     )
-    asyncio.run(_Server(config, service).serve([listener]))
+    return _Server(config, service)
+
+
+def listen(app: ASGIApp, service: Service, listener: socket.socket, log_level: str) -> None:
+    """Serve until SIGINT or SIGTERM."""
+    asyncio.run(make_server(app, service, log_level).serve([listener]))

@@ -1,8 +1,7 @@
 """The fields that every way of asking shares: sampling, length, stops, form, and our own."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 from edgekv.config import Config
 from edgekv.grammar import Grammar
@@ -124,7 +123,9 @@ def read_logit_bias(fields: Fields, vocab_size: int) -> tuple[tuple[int, float],
 def read_stops(fields: Fields, key: str) -> tuple[str, ...]:
     """Strings that end a reply: one, or a list."""
     value = fields.take(key)
-    stops: Sequence[Any] = [value] if isinstance(value, str) else (value or [])
+    if value is None:
+        return ()
+    stops = [value] if isinstance(value, str) else value
     expected = f"up to {MAX_STOPS} strings of 1 to {MAX_STOP_LENGTH} characters"
     if not isinstance(stops, list) or len(stops) > MAX_STOPS:
         raise fields.wrong(key, expected)
