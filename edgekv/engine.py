@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -17,19 +18,19 @@ from typing import Any, Self
 import mlx.core as mx
 
 from edgekv import blas
-from edgekv.cache.policy import CachePolicy
 from edgekv.cache.rope import Rope
-from edgekv.cache.sequence import SequenceCache
-from edgekv.errors import DoesNotFit
-from edgekv.events import Event, Finished, Prefilled, Reply, Request, Text, TokenScore
+from edgekv.events import Event, Finished, Notice, Prefilled, Reply, Request, Text, TokenScore
 from edgekv.grammar import GrammarTokens, Matcher
 from edgekv.loading import open_checkpoint, read_config
-from edgekv.metal.device import physical_memory
 from edgekv.models.layers import Decoder
 from edgekv.models.load import build
 from edgekv.models.rope import make_rope
 from edgekv.models.shape import ModelShape, check_supported
 from edgekv.scheduler import Limits, Load, Scheduler
+from edgekv.sessions import Store
+from edgekv.sessions.blocks import BlockFiles
+from edgekv.sessions.fingerprint import fingerprint
+from edgekv.sessions.reuse import Reuse
 from edgekv.tokenizer import Tokenizer
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "Limits",
     "Load",
     "Loaded",
+    "Notice",
     "Prefilled",
     "Reply",
     "Request",
@@ -58,15 +60,23 @@ class Loaded:
 
 
 class Engine:
-    """A model on its own thread `edgekv-mlx`. Use as a context manager, or call `close`."""
+    """A model on its own thread `edgekv-mlx`. Use as a context manager, or call `close`.
 
-    def __init__(self, path: Path, limits: Limits | None = None) -> None:
+    store: where KV is looked for and, for requests that name a session of it, written. It stays
+    the caller's, to be closed after the engine.
+    """
+
+    def __init__(
+        self, path: Path, store: Store | None = None, limits: Limits | None = None
+    ) -> None:
         self._path = path
+        self._store = store
         self._limits = limits or Limits()
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._loaded: queue.SimpleQueue[Loaded | BaseException] = queue.SimpleQueue()
+        self._notices: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._model: Decoder
-        self._rope: Rope
+        self._reuse: Reuse | None = None
         self._scheduler: Scheduler
         self._thread = threading.Thread(target=self._run, name="edgekv-mlx", daemon=False)
 
@@ -98,6 +108,13 @@ class Engine:
         """What is under way now."""
         return self._scheduler.load
 
+    def notices(self) -> list[str]:
+        """What the user should be told that came after the last reply, as when a disk was full."""
+        found = []
+        while not self._notices.empty():
+            found.append(self._notices.get())
+        return found
+
     def close(self) -> None:
         """Stop the replies under way, then the thread; returns when it has ended."""
         self._jobs.put(None)
@@ -118,8 +135,9 @@ class Engine:
     def _run(self) -> None:
         try:
             loaded = self._load()
+            assert self._reuse is not None
             self._scheduler = Scheduler(
-                self._model, loaded.tokenizer, self._open_cache, self._matcher, self._limits
+                self._model, loaded.tokenizer, self._reuse, self._matcher, self._limits
             )
             self._loaded.put(loaded)
             while self._take_jobs():
@@ -128,6 +146,8 @@ class Engine:
         except BaseException as error:
             self._loaded.put(error)
         finally:
+            if self._reuse is not None:
+                self._reuse.close()
             # A thread that ends with MLX streams of its own races with the interpreter's exit:
             # 9 of 30 processes that did nothing else aborted (mlx 0.32.4), none that cleared them.
             mx.clear_streams()
@@ -149,13 +169,15 @@ class Engine:
         checkpoint = open_checkpoint(self._path)
         config = checkpoint.config
         shape = ModelShape.from_config(config)
-        self._rope = make_rope(config, shape.head_dim)
         self._model = build(config, checkpoint.weights)
+        self._reuse = self._make_reuse(make_rope(config, shape.head_dim))
         return Loaded(config, shape, checkpoint.tokenizer, time.perf_counter() - start)
 
-    def _open_cache(self, request: Request) -> SequenceCache:
-        _check_memory(request.policy)
-        return SequenceCache(request.policy, self._rope)
+    def _make_reuse(self, rope: Rope) -> Reuse:
+        if self._store is None:
+            return Reuse("", rope, self._notices.put)
+        model = f"{fingerprint(self._path, self._store)} mlx {version('mlx')}"
+        return Reuse(model, rope, self._notices.put, BlockFiles(self._store))
 
     def _matcher(self, request: Request) -> Matcher | None:
         if request.grammar is None:
@@ -166,13 +188,3 @@ class Engine:
     def grammar_tokens(self) -> GrammarTokens:
         """The model's tokens for grammars. Raises UnsupportedModel without llguidance."""
         return GrammarTokens(self.loaded.tokenizer, self._model.vocab_size)
-
-
-def _check_memory(policy: CachePolicy) -> None:
-    """Refuse a cache that this machine cannot hold beside the model, before it is allocated."""
-    room = physical_memory() - mx.get_active_memory()
-    if policy.nbytes > room:
-        raise DoesNotFit(
-            f"a window of {policy.window:,} tokens takes {policy.nbytes:,} bytes of KV, but "
-            f"{max(0, room):,} are left beside the model: lower --window or --kv-bits"
-        )

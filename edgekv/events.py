@@ -15,10 +15,12 @@ FinishReason = Literal["stop", "length", "cancelled"]
 
 @dataclass(frozen=True)
 class Request:
-    """One reply to one prompt of token ids.
+    """One reply to one prompt of token ids: those of the whole conversation, each time.
 
-    scores: how many of the best tokens' scores to report at each token, None for none at all.
-    grammar: what the whole reply must look like.
+    What the engine has of their KV, in memory or on disk, is used. session: the id of the stored
+    session that KV is written for; without one no byte of it reaches the disk. scores: how many
+    of the best tokens' scores to report at each token, None for none at all. grammar: what the
+    whole reply must look like.
     """
 
     prompt: tuple[int, ...]
@@ -26,13 +28,14 @@ class Request:
     sampling: Sampling
     max_tokens: int
     stops: tuple[str, ...] = ()
+    session: str | None = None
     scores: int | None = None
     grammar: Grammar | None = None
 
 
 @dataclass(frozen=True)
 class Prefilled:
-    """So many tokens of the prompt are read, of so many."""
+    """So many tokens of the prompt are read, of so many; those that were cached count as read."""
 
     done: int
     total: int
@@ -60,10 +63,17 @@ class Text:
 
 
 @dataclass(frozen=True)
+class Notice:
+    """One line for the user: stored KV was refused, or could not be written."""
+
+    text: str
+
+
+@dataclass(frozen=True)
 class Finished:
     """The end of a reply, with its counts: tokens, seconds, bytes. stop: the string that ended it.
 
-    cached_tokens: those of the prompt that were not computed again.
+    cached_tokens: how many of the prompt's were not computed, for their KV was there.
     """
 
     reason: FinishReason
@@ -75,12 +85,13 @@ class Finished:
     decode_s: float
     kv_bytes: int
     kv_peak_bytes: int
-    stop: str | None = None
     cached_tokens: int = 0
+    stop: str | None = None
 
     @property
     def prefill_tps(self) -> float:
-        return self.prompt_tokens / self.prefill_s if self.prefill_s else 0.0
+        computed = self.prompt_tokens - self.cached_tokens
+        return computed / self.prefill_s if self.prefill_s else 0.0
 
     @property
     def decode_tps(self) -> float:
@@ -88,7 +99,7 @@ class Finished:
         return (self.completion_tokens - 1) / self.decode_s if self.decode_s else 0.0
 
 
-Event = Prefilled | Text | Finished
+Event = Prefilled | Text | Notice | Finished
 
 
 class Reply:

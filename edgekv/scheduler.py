@@ -1,30 +1,29 @@
 """Continuous batching: the replies under way, a step of all of them at a time.
 
-In one forward pass go the newest token of every reply that is being written and a piece of one
-prompt that is being read (Orca, OSDI 2022, section 3; Sarathi-Serve, arXiv 2403.02310, section 4).
-So a reply begins and ends between any two tokens, and a long prompt does not hold up the others.
-Linear layers see all rows at once; attention runs through each reply's own cache.
+A step is a pass of the newest token of every reply that is being written, and a pass of a piece
+of one prompt that is being read (Orca, OSDI 2022, section 3; Sarathi-Serve, arXiv 2403.02310,
+section 4). So a reply begins and ends between any two tokens, and a long prompt does not hold up
+the others. Linear layers see all rows at once; attention runs through each reply's own cache.
 """
 
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import mlx.core as mx
 
-from edgekv.cache.batch import BatchStep
-from edgekv.cache.sequence import SequenceCache
-from edgekv.cache.step import make_step
+from edgekv.cache.policy import CachePolicy
 from edgekv.errors import DoesNotFit
 from edgekv.events import Finished, FinishReason, Prefilled, Reply, Request
-from edgekv.generate import PREFILL_CHUNK, chunks
+from edgekv.generate import PREFILL_CHUNK, chunks, forward, forward_each
 from edgekv.grammar import Matcher
+from edgekv.metal.device import physical_memory
 from edgekv.models.layers import Decoder
+from edgekv.sessions.reuse import Reuse, Tracked
 from edgekv.speech import Chooser, Drawn, Tally, Writer
 from edgekv.tokenizer import Tokenizer
-
-SHARED_CHUNK = 32
-"""Tokens of a prompt computed in a step that others wait for: about two tokens' time on a CPU."""
 
 
 @dataclass(frozen=True)
@@ -53,14 +52,14 @@ class _Sequence:
         self,
         request: Request,
         reply: Reply,
-        cache: SequenceCache,
+        tracked: Tracked,
         chooser: Chooser,
         writer: Writer,
     ) -> None:
-        self.request, self.reply, self.cache = request, reply, cache
+        self.request, self.reply = request, reply
+        self.tracked, self.cache = tracked, tracked.cache
         self.chooser, self.writer = chooser, writer
-        self.cached = cache.length
-        self.tally = Tally(cache, len(request.prompt), cache.length)
+        self.tally = Tally(tracked.cache, len(request.prompt), tracked.cached_tokens)
         self.drawn: Drawn | None = None
         """The newest token: not read, and not in the cache."""
         self.logits: mx.array | None = None
@@ -95,6 +94,22 @@ class _Sequence:
         return [*made, *self.cache.arrays()]
 
 
+class _Pace:
+    """How much of a prompt to read while others wait: as much as takes twice their own step."""
+
+    LEAST = 16
+
+    def __init__(self) -> None:
+        self.piece = 2 * self.LEAST
+
+    def measure(self, writing_s: float, reading_s: float) -> None:
+        """Learn from a step's two passes."""
+        wanted = self.piece * 2 * writing_s / reading_s
+        # Half way, for a single step says little.
+        near = int((self.piece + wanted) / 2) // self.LEAST * self.LEAST
+        self.piece = max(self.LEAST, min(PREFILL_CHUNK, near))
+
+
 class Scheduler:
     """Owned by the engine's thread, which calls `step` until it is idle."""
 
@@ -102,15 +117,16 @@ class Scheduler:
         self,
         model: Decoder,
         tokenizer: Tokenizer,
-        open_cache: Callable[[Request], SequenceCache],
+        reuse: Reuse,
         matcher: Callable[[Request], Matcher | None],
         limits: Limits,
     ) -> None:
         self._model, self._tokenizer = model, tokenizer
-        self._open_cache, self._matcher = open_cache, matcher
+        self._reuse, self._matcher = reuse, matcher
         self._limits = limits
         self._waiting: deque[tuple[Request, Reply]] = deque()
         self._running: list[_Sequence] = []
+        self._pace = _Pace()
         self._prompt_tokens = self._completion_tokens = 0
 
     @property
@@ -147,21 +163,28 @@ class Scheduler:
         self._admit()
         for one in list(self._running):
             self._guard(one, one.draw_late)
-        writing = [one for one in self._running if one.drawn is not None]
-        newest = [(one, one.drawn) for one in writing if one.drawn is not None]
+        newest = [(one, one.drawn) for one in self._running if one.drawn is not None]
         reading = next((one for one in self._running if one.unread), None)
-        going_on = [one for one in writing if not one.is_last]
-        try:
-            self._forward(going_on, reading, shared=bool(writing))
-        except Exception as error:
-            # The caches of this pass hold part of a token: none of its replies can go on.
-            for one in {*going_on, *([] if reading is None else [reading])}:
-                self._end(one, error)
+        begun = time.perf_counter()
+        self._together([one for one, _ in newest if not one.is_last], self._write_on)
         for one, drawn in newest:
-            if one in self._running:
-                self._guard(one, lambda one=one, drawn=drawn: self._read(one, drawn))  # type: ignore[misc]
+            self._guard(one, partial(self._read, one, drawn))
+        written = time.perf_counter()
         if reading is not None and reading in self._running:
+            self._together([reading], lambda _: self._read_on(reading, bool(newest)))
             self._report_progress(reading)
+            if newest:
+                self._pace.measure(written - begun, time.perf_counter() - written)
+
+    def _together(
+        self, sequences: Sequence[_Sequence], work: Callable[[Sequence[_Sequence]], None]
+    ) -> None:
+        """A pass of some replies; where it fails, their caches hold a part of a token."""
+        try:
+            work(sequences)
+        except Exception as error:
+            for one in sequences:
+                self._end(one, error)
 
     def _drop_cancelled(self) -> None:
         for waiting in [w for w in self._waiting if w[1].cancelled]:
@@ -196,70 +219,53 @@ class Scheduler:
         return self.load.kv_bytes + needed <= budget
 
     def _begin(self, request: Request, reply: Reply) -> _Sequence:
-        cache = self._open_cache(request)
         chooser = Chooser(request, self._model.vocab_size, self._matcher(request))
         writer = Writer(request, reply, self._tokenizer)
+        _check_memory(request.policy)
+        tracked = self._reuse.begin(request.prompt, request.policy, request.session)
         self._prompt_tokens += len(request.prompt)
-        return _Sequence(request, reply, cache, chooser, writer)
+        return _Sequence(request, reply, tracked, chooser, writer)
 
-    def _forward(
-        self, writing: Sequence[_Sequence], reading: _Sequence | None, shared: bool
-    ) -> None:
-        """Put the newest tokens and a piece of a prompt through the model, without waiting.
-
-        A step that nobody else waits for takes a large piece, and is waited for, so that the
-        memory of a long prompt's reading does not grow with it.
-        """
-        rows = [one.drawn.token for one in writing if one.drawn is not None]
-        sequences = list(writing)
-        if reading is not None:
-            rows.append(mx.array(self._piece(reading, shared)))
-            sequences.append(reading)
-        if not rows:
+    def _write_on(self, writing: Sequence[_Sequence]) -> None:
+        """Put the newest tokens through the model, without waiting where the device allows it."""
+        if not writing:
             return
-        steps = [make_step(one.cache, len(row)) for one, row in zip(sequences, rows, strict=True)]
-        step = steps[0] if len(steps) == 1 else BatchStep(steps)
-        hidden = self._model(mx.concatenate(rows), step)
-        ends = [one for one in sequences if not one.unread]
-        if ends:
-            self._score(ends, hidden[[*self._last_rows(sequences, rows)]])
-        arrays = [array for one in sequences for array in one.pending()]
-        mx.async_eval(hidden, *arrays)
-        if reading is not None and not shared:
-            mx.eval(hidden, *arrays)
+        tokens = [one.drawn.token for one in writing if one.drawn is not None]
+        hidden = forward_each(self._model, [one.cache for one in writing], tokens)
+        for one, logits in zip(writing, self._model.logits(hidden), strict=True):
+            one.drawn = None
+            one.take(logits)
+        mx.async_eval(hidden, *(array for one in writing for array in one.pending()))
 
-    def _piece(self, reading: _Sequence, shared: bool) -> list[int]:
+    def _read_on(self, reading: _Sequence, shared: bool) -> None:
+        """Put a piece of a prompt through the model.
+
+        It is waited for, so that the memory of a long prompt's reading does not grow with it.
+        """
         prompt, done = reading.request.prompt, reading.cache.length
         size = next(chunks(done, reading.unread, reading.cache.policy.n_sink, PREFILL_CHUNK))
-        return list(prompt[done : done + (min(size, SHARED_CHUNK) if shared else size)])
-
-    @staticmethod
-    def _last_rows(sequences: Sequence[_Sequence], rows: Sequence[mx.array]) -> list[int]:
-        """Each sequence's last row, where its prompt is read to the end."""
-        last, found = -1, []
-        for one, row in zip(sequences, rows, strict=True):
-            last += len(row)
-            if not one.unread:
-                found.append(last)
-        return found
-
-    def _score(self, ends: Sequence[_Sequence], hidden: mx.array) -> None:
-        logits = self._model.logits(hidden)
-        for one, row in zip(ends, logits, strict=True):
-            one.drawn = None
-            one.take(row)
+        piece = prompt[done : done + (min(size, self._pace.piece) if shared else size)]
+        hidden = forward(self._model, reading.cache, mx.array(list(piece)))
+        if not reading.unread:
+            reading.take(self._model.logits(hidden[-1:])[0])
+        mx.eval(hidden, *reading.pending())
 
     def _read(self, one: _Sequence, drawn: Drawn) -> None:
         """Turn a token into events."""
         token, score = drawn.read()
         one.tally.token()
+        one.tracked.tokens.append(token)
+        self._reuse.keep(one.tracked)
         self._completion_tokens += 1
         reason = one.writer.add(token, score)
         if reason is not None:
             self._finish(one, reason)
 
     def _report_progress(self, one: _Sequence) -> None:
+        if one not in self._running:
+            return
         one.tally.measure()
+        self._reuse.keep(one.tracked)
         one.reply.put(Prefilled(one.cache.length, len(one.request.prompt)))
         # The next piece is another prompt's, if one waits: a short one is not held up by a long.
         self._running.remove(one)
@@ -267,6 +273,8 @@ class Scheduler:
 
     def _guard(self, one: _Sequence, work: Callable[[], None]) -> None:
         """A fault of one reply is that reply's alone."""
+        if one not in self._running:
+            return
         try:
             work()
         except Exception as error:
@@ -275,12 +283,23 @@ class Scheduler:
     def _finish(self, one: _Sequence, reason: FinishReason) -> None:
         if one.writer.finish():
             reason = "stop"
-        self._end(one, one.tally.finished(reason, one.writer.n_tokens, one.writer.stopped_by))
+        finished = one.tally.finished(reason, one.writer.n_tokens, one.writer.stopped_by)
+        self._reuse.end(one.tracked)
+        self._end(one, finished)
 
     def _end(self, one: _Sequence, event: Finished | Exception) -> None:
         self._running.remove(one)
-        one.cache.free()
         one.reply.put(event)
+
+
+def _check_memory(policy: CachePolicy) -> None:
+    """Refuse a cache that this machine cannot hold beside the model, before it is allocated."""
+    room = physical_memory() - mx.get_active_memory()
+    if policy.nbytes > room:
+        raise DoesNotFit(
+            f"a window of {policy.window:,} tokens takes {policy.nbytes:,} bytes of KV, but "
+            f"{max(0, room):,} are left beside the model: lower --window or --kv-bits"
+        )
 
 
 def _never_begun(request: Request) -> Finished:

@@ -1,26 +1,35 @@
-"""Steps of several sequences as one: the rows of a batch, each run through its own cache."""
+"""One new token of each of several sequences: the rows of a batch, each through its own cache."""
 
 from collections.abc import Sequence
-from itertools import accumulate
 
 import mlx.core as mx
+import numpy as np
 
+from edgekv.cache.host import HostStep
 from edgekv.cache.step import Step
+from edgekv.metal.host import Floats
 
 
 class BatchStep:
-    """`attend` must be called once for every layer, with the rows of all steps, in their order."""
+    """`attend` must be called once for every layer, with a row for each step, in their order."""
 
     def __init__(self, steps: Sequence[Step]) -> None:
         self._steps = steps
-        ends = list(accumulate(step.n for step in steps))
-        self._rows = list(zip([0, *ends], ends, strict=False))
 
     def attend(self, layer: int, q: mx.array, k: mx.array, v: mx.array) -> mx.array:
         """q: (n, n_heads, head_dim); k, v: (n, n_kv_heads, head_dim). Returns q's shape."""
+        rows = enumerate(self._steps)
         return mx.concatenate(
-            [
-                step.attend(layer, q[first:last], k[first:last], v[first:last])
-                for step, (first, last) in zip(self._steps, self._rows, strict=True)
-            ]
+            [step.attend(layer, q[i : i + 1], k[i : i + 1], v[i : i + 1]) for i, step in rows]
         )
+
+
+class HostBatchStep:
+    """The same on the host."""
+
+    def __init__(self, steps: Sequence[HostStep]) -> None:
+        self._steps = steps
+
+    def attend(self, layer: int, q: Floats, k: Floats, v: Floats) -> Floats:
+        rows = enumerate(self._steps)
+        return np.stack([step.attend(layer, q[i], k[i], v[i]) for i, step in rows])

@@ -56,7 +56,7 @@ def serve(**options: Any) -> None:  # noqa: ANN401
     with bind(options["host"], options["port"]) as listener:
         path = download.locate(catalog.resolve(settings.model), progress=download.for_stderr())
         served = _served(settings, ModelShape.from_config(read_config(path)), options)
-        with Engine(path, Limits(served.running, served.kv_budget)) as engine:
+        with Engine(path, limits=Limits(served.running, served.kv_budget)) as engine:
             service = Service(engine, served)
             level = "info" if options["verbose"] else "warning"
             logging.getLogger("edgekv").setLevel(level.upper())

@@ -1,4 +1,4 @@
-"""A decoder for one token at a time in numpy, for machines without Metal.
+"""A decoder for one token of each of a few sequences in numpy, for machines without Metal.
 
 One token is bound by the memory that its weights are read from. MLX's CPU backend hands every
 product to the BLAS as one for many rows, 9 GB/s of weights where numpy's matrix-by-vector product
@@ -26,14 +26,14 @@ def _floats(array: mx.array) -> Floats:
 
 
 class HostLinear:
-    """weight @ x + bias for a vector x, on the layer's own weight."""
+    """weight @ x + bias for a vector x, or each row of a matrix, on the layer's own weight."""
 
     def __init__(self, linear: nn.Module) -> None:
         self._weight = _floats(linear["weight"])
         self._bias = _floats(linear["bias"]) if "bias" in linear else None
 
     def __call__(self, x: Floats) -> Floats:
-        out: Floats = self._weight @ x
+        out: Floats = self._weight @ x if x.ndim == 1 else (self._weight @ x.T).T
         if self._bias is not None:
             out += self._bias
         return out
@@ -65,9 +65,10 @@ class HostAttention:
         self._k_norm = HostNorm(attention.k_norm) if attention.normed else _same
 
     def __call__(self, x: Floats, step: HostAttend) -> Floats:
-        q, k, v = (one(x).reshape(-1, self._head_dim) for one in (self._q, self._k, self._v))
+        shape = (*x.shape[:-1], -1, self._head_dim)
+        q, k, v = (one(x).reshape(shape) for one in (self._q, self._k, self._v))
         out = step.attend(self._layer, self._q_norm(q) * self._scale, self._k_norm(k), v)
-        return self._o(out.reshape(-1))
+        return self._o(out.reshape(*x.shape[:-1], -1))
 
 
 def _same(x: Floats) -> Floats:
@@ -99,7 +100,10 @@ class HostBlock:
 
 
 class HostDecoder:
-    """A plain decoder's blocks and head for one token; the weights are the model's own memory."""
+    """A plain decoder's blocks and head; the weights are the model's own memory.
+
+    One row is computed as a vector, several as a matrix, whose products read the weights once.
+    """
 
     def __init__(self, model: Decoder) -> None:
         self._embed = _floats(model.model.embed_tokens.weight)
@@ -107,13 +111,17 @@ class HostDecoder:
         self._norm = HostNorm(model.model.norm)
         self._head = HostLinear(model.model.embed_tokens if model.tied else model.lm_head)
 
-    def __call__(self, token: int, step: HostAttend) -> mx.array:
-        """The hidden state (1, hidden_size) behind a token."""
-        x = self._embed[token]
+    def __call__(self, tokens: np.ndarray, step: HostAttend) -> mx.array:
+        """The hidden states (n, hidden_size) behind tokens (n,)."""
+        x = _vector(self._embed[tokens])
         for block in self._blocks:
             x = block(x, step)
-        return mx.array(self._norm(x)[None])
+        return mx.array(np.atleast_2d(self._norm(x)))
 
     def logits(self, hidden: mx.array) -> mx.array:
-        """Scores (1, vocab_size) of a hidden state (1, hidden_size)."""
-        return mx.array(self._head(_floats(hidden)[0])[None])
+        """Scores (n, vocab_size) of hidden states (n, hidden_size)."""
+        return mx.array(np.atleast_2d(self._head(_vector(_floats(hidden)))))
+
+
+def _vector(rows: Floats) -> Floats:
+    return rows[0] if len(rows) == 1 else rows

@@ -196,8 +196,8 @@ class Service:
             options.sampling,
             self._room(options, policy, len(prompt.tokens)),
             options.stops,
-            scores,
-            grammar,
+            scores=scores,
+            grammar=grammar,
         )
         return Work(
             f"{prefix}{secrets.token_hex(12)}",

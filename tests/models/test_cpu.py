@@ -90,7 +90,7 @@ def plain_way(model):
 
 def host_way(model):
     step = Exact()
-    hidden = [model.host(t, step) for t in TOKENS]
+    hidden = [model.host(np.array([t]), step) for t in TOKENS]
     return hidden, model.logits(hidden[-1])
 
 

@@ -140,7 +140,7 @@ class Scripted:
 
 @pytest.fixture(scope="session")
 def engine(default_model):
-    with Engine(default_model, Limits(running=4)) as engine:
+    with Engine(default_model, limits=Limits(running=4)) as engine:
         yield engine
 
 
