@@ -19,7 +19,17 @@ import mlx.core as mx
 
 from edgekv import blas
 from edgekv.cache.rope import Rope
-from edgekv.events import Event, Finished, Notice, Prefilled, Reply, Request, Text, TokenScore
+from edgekv.events import (
+    Event,
+    Finished,
+    FinishReason,
+    Notice,
+    Prefilled,
+    Reply,
+    Request,
+    Text,
+    TokenScore,
+)
 from edgekv.grammar import GrammarTokens, Matcher
 from edgekv.loading import open_checkpoint, read_config
 from edgekv.models.layers import Decoder
@@ -37,6 +47,7 @@ __all__ = [
     "Engine",
     "Event",
     "Finished",
+    "FinishReason",
     "Limits",
     "Load",
     "Loaded",

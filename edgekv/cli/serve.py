@@ -20,6 +20,7 @@ from edgekv.server.app import make_app
 from edgekv.server.listen import bind, listen
 from edgekv.server.security import Access
 from edgekv.server.service import Service, Settings
+from edgekv.sessions import Store
 
 _SETTINGS = tuple(key for key in config.RULES if key != "system")
 PINNED_ROOM = 1024
@@ -56,8 +57,9 @@ def serve(**options: Any) -> None:  # noqa: ANN401
     with bind(options["host"], options["port"]) as listener:
         path = download.locate(catalog.resolve(settings.model), progress=download.for_stderr())
         served = _served(settings, ModelShape.from_config(read_config(path)), options)
-        with Engine(path, limits=Limits(served.running, served.kv_budget)) as engine:
-            service = Service(engine, served)
+        limits = Limits(served.running, served.kv_budget)
+        with Store() as store, Engine(path, store, limits) as engine:
+            service = Service(engine, served, store)
             level = "info" if options["verbose"] else "warning"
             logging.getLogger("edgekv").setLevel(level.upper())
             _announce(served, options["host"], listener.getsockname()[1])

@@ -50,8 +50,8 @@ async def count_tokens(request: Request) -> Response:
     service: Service = request.app.state.service
     fields = await read_fields(request)
     question = _question(fields, service, None)
-    work = await service.measure(lambda: service.work_of_chat("msg_", question))
-    return JSONResponse({"input_tokens": len(work.request.prompt)})
+    count = await service.beside(lambda: service.count_tokens(question))
+    return JSONResponse({"input_tokens": count})
 
 
 def _question(fields: Fields, service: Service, max_tokens: int | None) -> Question:

@@ -22,6 +22,7 @@ from edgekv.server.errors import ApiError, from_fault, internal, not_found
 from edgekv.server.responses import responses
 from edgekv.server.security import Access, Gate
 from edgekv.server.service import Service
+from edgekv.server.sessions import delete_session, session, sessions
 
 log = logging.getLogger("edgekv.server")
 
@@ -49,6 +50,9 @@ def make_app(service: Service, access: Access) -> ASGIApp:
         _route("/v1/cache/stats", cache_stats, "GET"),
         _route("/v1/models", models, "GET"),
         _route("/v1/models/{name:path}", model, "GET"),
+        _route("/v1/sessions", sessions, "GET"),
+        _route("/v1/sessions/{name}", session, "GET"),
+        _route("/v1/sessions/{name}", delete_session, "DELETE"),
         _route("/v1/requests/{name}/cancel", cancel, "POST"),
         _route("/v1/chat/completions", chat, "POST"),
         _route("/v1/completions", completions, "POST"),

@@ -10,7 +10,7 @@ from edgekv.conversation import MAX_PROMPT, Prompt, raw_prompt
 from edgekv.engine import Prefilled, TokenScore
 from edgekv.server.body import read_fields
 from edgekv.server.chat import read_stream
-from edgekv.server.errors import ApiError, invalid
+from edgekv.server.errors import ApiError, invalid, unsupported
 from edgekv.server.fields import Fields
 from edgekv.server.generation import Delta, End, Step, Work
 from edgekv.server.options import check_n, read_max_tokens, read_options
@@ -34,6 +34,8 @@ async def completions(request: Request) -> Response:
     fields.refuse("suffix", "tools", "response_format", "messages")
     max_tokens = read_max_tokens(fields, "max_tokens", "max_completion_tokens")
     options = read_options(fields, service.settings.config, max_tokens, service.vocab_size)
+    if options.extension.session_id is not None or options.extension.persist:
+        raise unsupported("edgekv.session_id: a session is a chat's", "edgekv.session_id")
     scores = fields.integer("logprobs", 0, 20)
     prompt = _read_prompt(fields, service)
     stream, with_usage = read_stream(fields)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from edgekv.errors import DoesNotFit, EdgekvError, InvalidValue, TemplateError, UnsupportedModel
+from edgekv.sessions import SessionInUse, SessionNotFound, StoreUnavailable
 
 RETRY = {"Retry-After": "2"}
 
@@ -73,6 +74,12 @@ def from_fault(fault: EdgekvError) -> ApiError:
     """The same fault as a client sees it."""
     text = str(fault)
     match fault:
+        case SessionNotFound():
+            return not_found(text, "session_not_found")
+        case SessionInUse():
+            return ApiError(409, "conflict_error", "session_busy", text, "edgekv.session_id")
+        case StoreUnavailable():
+            return ApiError(503, "server_error", "store_unavailable", text, headers=RETRY)
         case TemplateError():
             return invalid(text, "messages", "template_error")
         case UnsupportedModel():

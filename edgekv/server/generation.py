@@ -1,16 +1,21 @@
 """One answer for one client: the engine's events as parts, on the server's event loop."""
 
 import asyncio
+import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from edgekv.engine import Event, Finished, Prefilled, Reply, Request, Text, TokenScore
+from edgekv.engine import Event, Finished, Notice, Prefilled, Reply, Request, Text, TokenScore
 from edgekv.errors import EdgekvError
 from edgekv.server.errors import ApiError, from_fault, timed_out
+from edgekv.server.messages import Message
 from edgekv.server.output import Content, Part, Reasoning, Splitter
+from edgekv.server.recording import Recording
 from edgekv.server.tools import ToolCall, ToolUse
+
+log = logging.getLogger("edgekv.server")
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 Ending = Literal["cancelled", "deadline", "shutdown"]
@@ -28,6 +33,8 @@ class Work:
     thinking: bool = False
     seconds: float | None = None
     progress: bool = False
+    recording: Recording | None = None
+    messages: Sequence[Message] = ()
 
 
 @dataclass(frozen=True)
@@ -93,6 +100,7 @@ class Generation:
         self._scores: list[TokenScore] = []
         self._calls = 0
         self._closed = False
+        self._said: list[str] = []
         self._reasoning_tokens = 0
 
     def cancel(self, why: Ending) -> None:
@@ -118,6 +126,7 @@ class Generation:
                     for part in self._splitter.finish():
                         if not self._closed:
                             yield self._delta(part)
+                    await self._record(event)
                     yield self._end(event)
                     return
                 for step in self._taken(event):
@@ -126,6 +135,17 @@ class Generation:
             self.close()
             if timer is not None:
                 timer.cancel()
+
+    async def _record(self, finished: Finished) -> None:
+        """Keep the answer, before its client is told that it is whole."""
+        recording = self.work.recording
+        if recording is None:
+            return
+        text = "".join(self._said)
+        try:
+            await asyncio.to_thread(recording.write, self.work.messages, text, finished.reason)
+        except EdgekvError as fault:
+            log.warning("%s is not kept: %s", self.work.id, fault)
 
     def _timer(self) -> asyncio.TimerHandle | None:
         if self.work.seconds is None:
@@ -139,6 +159,8 @@ class Generation:
             raise from_fault(fault) from fault
 
     def _taken(self, event: Event) -> list[Step]:
+        if isinstance(event, Notice):
+            log.warning("%s", event.text)
         if not isinstance(event, Text):
             return [event] if isinstance(event, Prefilled) else []
         if self.first_s is None:
@@ -161,6 +183,8 @@ class Generation:
             if self.work.tools is not None and not self.work.tools.parallel:
                 self._closed = True
                 self._reply.cancel()
+        if isinstance(part, Content):
+            self._said.append(part.text)
         scores: tuple[TokenScore, ...] = ()
         if isinstance(part, Content | Reasoning):
             scores, self._scores = tuple(self._scores), []

@@ -36,6 +36,8 @@ class Extension:
     n_sink: int | None = None
     kv_bits: int | None = None
     return_progress: bool = False
+    session_id: str | None = None
+    persist: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -181,6 +183,8 @@ def _extension(fields: Fields | None) -> Extension:
         fields.integer("sinks", 0, 64),
         fields.integer("kv_bits", 2, 16),
         bool(fields.flag("return_progress")),
+        fields.text("session_id"),
+        fields.flag("persist"),
     )
     fields.refuse_unknown()
     return extension

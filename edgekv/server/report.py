@@ -21,6 +21,7 @@ def extension(work: Work, end: End) -> dict[str, Any]:
     """The object `edgekv` of an answer: what became of the cache, and how it ended."""
     policy, finished = work.request.policy, end.finished
     return {
+        "session_id": work.request.session,
         "evicted_tokens": finished.evicted_tokens,
         "window": policy.window,
         "sinks": policy.n_sink,

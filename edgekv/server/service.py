@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from edgekv import __version__
 from edgekv.cache.policy import CachePolicy
@@ -21,7 +21,11 @@ from edgekv.server.messages import Message, folded
 from edgekv.server.metrics import Metrics
 from edgekv.server.options import Extension, Options
 from edgekv.server.output import THINK
+from edgekv.server.recording import Recording
 from edgekv.server.tools import ToolUse
+from edgekv.sessions import Store
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -59,8 +63,9 @@ class Question:
 class Service:
     """Owned by the server's event loop, but for `work_of…`, which are for threads beside it."""
 
-    def __init__(self, engine: Engine, settings: Settings) -> None:
+    def __init__(self, engine: Engine, settings: Settings, store: Store | None = None) -> None:
         self.engine, self.settings = engine, settings
+        self.store = store if store is not None and store.writable else None
         self.metrics = Metrics()
         self.started = int(time.time())
         self.closing = False
@@ -97,7 +102,7 @@ class Service:
             raise overloaded(f"{self._admitted} requests are under way: try again later")
         self._admitted += 1
         try:
-            work = await self.measure(make)
+            work = await self.beside(make)
             reply = LoopReply()
             self.engine.submit(work.request, reply)
         except BaseException:
@@ -107,16 +112,18 @@ class Service:
         self._under_way[work.id] = generation
         return generation
 
-    async def measure(self, make: Callable[[], Work]) -> Work:
-        """What a request comes to, on a thread beside the loop. Raises ApiError."""
+    async def beside(self, work: Callable[[], T]) -> T:
+        """Do work on a thread beside the loop. Raises ApiError."""
         try:
-            return await asyncio.to_thread(make)
+            return await asyncio.to_thread(work)
         except EdgekvError as fault:
             raise from_fault(fault) from fault
 
     def _closed(self, generation: Generation) -> None:
         self._admitted -= 1
         del self._under_way[generation.work.id]
+        if generation.work.recording is not None:
+            generation.work.recording.release()
         self.metrics.answered(generation)
 
     def cancel(self, request_id: str) -> None:
@@ -144,7 +151,32 @@ class Service:
         if grammar is not None and thinking:
             raise unsupported("this model begins with a thought, which no schema describes")
         work = self.work_of_tokens(prefix, prompt, question.options, grammar, question.scores)
-        return replace(work, tools=tools, thinks=thinks, thinking=thinking)
+        recording = self._record(question.options.extension)
+        session = None if recording is None else recording.session.id
+        return replace(
+            work,
+            request=replace(work.request, session=session),
+            tools=tools,
+            thinks=thinks,
+            thinking=thinking,
+            recording=recording,
+            messages=question.messages,
+        )
+
+    def _record(self, asked: Extension) -> Recording | None:
+        """The session that an answer is kept in, where that is asked for."""
+        wanted = asked.session_id is not None if asked.persist is None else asked.persist
+        if not wanted:
+            return None
+        if self.store is None:
+            raise unsupported(
+                "edgekv.session_id: this server keeps no sessions", "edgekv.session_id"
+            )
+        return Recording(self.store, asked.session_id, self.settings.name)
+
+    def count_tokens(self, question: Question) -> int:
+        """How many tokens a conversation is. Raises ApiError, EdgekvError."""
+        return len(self._prompt(question, self._thinking(question)).tokens)
 
     @property
     def _template_source(self) -> str:
