@@ -101,7 +101,7 @@ class Generation:
         self._calls = 0
         self._closed = False
         self._said: list[str] = []
-        self._reasoning_tokens = 0
+        self._undecided = self._reasoning_tokens = 0
 
     def cancel(self, why: Ending) -> None:
         """Stop within a token; `cancelled` gives what there is, the others are faults."""
@@ -168,8 +168,12 @@ class Generation:
         self._scores.extend(event.scores)
         before = self._splitter.thinking
         parts = self._splitter.add(event.text)
-        if before or self._splitter.thinking:
-            self._reasoning_tokens += event.n_tokens
+        self._undecided += event.n_tokens
+        if not self._splitter.undecided:
+            thought = any(isinstance(part, Reasoning) for part in parts)
+            if before or thought or self._splitter.thinking:
+                self._reasoning_tokens += self._undecided
+            self._undecided = 0
         deltas: list[Step] = []
         for part in parts:
             if self._closed:

@@ -47,6 +47,11 @@ class Splitter:
         self._started = False
 
     @property
+    def undecided(self) -> bool:
+        """Whether the reply may still turn out to begin with a thought."""
+        return self._state == self._beginning
+
+    @property
     def thinking(self) -> bool:
         return self._state == self._thinking
 
@@ -79,7 +84,7 @@ class Splitter:
     def _thinking(self) -> Iterator[Part]:
         thought, mark, rest = self._held.partition(THOUGHT)
         if mark:
-            self._held, self._state = rest.lstrip("\n"), self._after_thought
+            self._held, self._state = rest.lstrip("\n"), self._skipping
         else:
             thought, self._held = self._safe(THOUGHT)
         if not self._started:
@@ -88,7 +93,8 @@ class Splitter:
         if thought:
             yield Reasoning(thought)
 
-    def _after_thought(self) -> Iterator[Part]:
+    def _skipping(self) -> Iterator[Part]:
+        """Behind a thought or a call, whose newlines belong to neither."""
         self._held = self._held.lstrip("\n")
         if self._held or self._ended:
             self._state = self._answering
@@ -117,9 +123,9 @@ class Splitter:
         body, mark, rest = self._held.partition(syntax.closes)
         if not mark and not self._ended:
             return
-        self._held, self._state = rest.lstrip("\n"), self._answering
         # A model that ends behind the object without the mark has made its call all the same.
         call = self._call(body)
+        self._held, self._state = rest, self._answering if call is None else self._skipping
         yield call or Content(f"{syntax.opens}{body}{mark}")
 
     def _maybe_call(self) -> Iterator[Part]:

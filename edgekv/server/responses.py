@@ -181,7 +181,8 @@ class ResponseStream:
         """A fault behind the first event."""
         error = fault.body()["error"]
         self.response |= {"status": "failed", "error": error}
-        yield self._event("error", **error | {"error": error})
+        told = {key: error[key] for key in ("code", "message", "param")}
+        yield self._event("error", **told, error=error)
         yield self._event("response.failed", response=self.response)
 
     def _event(self, kind: str, **values: object) -> str:
