@@ -1,17 +1,20 @@
 """Servers on loopback: over the default model, and over an engine that says what it is told."""
 
 import asyncio
+import json
 import queue
 import threading
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import httpx
 import pytest
 
 from edgekv.config import Config
 from edgekv.engine import Engine, Finished, Limits, Load, Loaded, Prefilled, Text
+from edgekv.grammar import GrammarTokens
 from edgekv.loading import open_checkpoint
 from edgekv.models.shape import ModelShape
 from edgekv.server.app import make_app
@@ -62,11 +65,11 @@ class Served:
 
 
 @contextmanager
-def serving(engine, access=None, **changes):
+def serving(engine, access=None, store=None, **changes):
     """Serve an engine on a free port."""
     shape = engine.loaded.shape
     settings = replace(Settings(NAME, Config(), shape.policy(window=512)), **changes)
-    service = Service(engine, settings)
+    service = Service(engine, settings, store)
     with bind("127.0.0.1", 0) as listener:
         port = listener.getsockname()[1]
         server = make_server(make_app(service, access or Access()), service, "critical")
@@ -100,6 +103,10 @@ class Scripted:
         self._jobs = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
+
+    @cached_property
+    def grammar_tokens(self):
+        return GrammarTokens(self.loaded.tokenizer, self.loaded.config["vocab_size"])
 
     @property
     def load(self):
@@ -191,8 +198,6 @@ class Scripts:
 
 def events(response):
     """The values of a stream's events; "[DONE]" as it is."""
-    import json
-
     lines = [line[6:] for line in response.text.splitlines() if line.startswith("data: ")]
     return [line if line == "[DONE]" else json.loads(line) for line in lines]
 
