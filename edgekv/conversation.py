@@ -71,6 +71,20 @@ def chat_prompt(
     return Prompt(tokens, sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)))
 
 
+def joined(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Messages with neighbours of the same role made one, as templates want: a question that was
+    never answered stands with the next. Calls of tools and their results stay apart."""
+    turns: list[dict[str, Any]] = []
+    for message in messages:
+        plain = message["role"] != "tool" and "tool_calls" not in message
+        before = turns[-1] if turns else {}
+        if plain and before.get("role") == message["role"] and "tool_calls" not in before:
+            before["content"] += "\n\n" + message["content"]
+        else:
+            turns.append(dict(message))
+    return turns
+
+
 def _template(tokenizer: Tokenizer) -> ChatTemplate:
     if tokenizer.chat_template is None:
         raise UnsupportedModel(

@@ -148,7 +148,12 @@ class Engine:
             loaded = self._load()
             assert self._reuse is not None
             self._scheduler = Scheduler(
-                self._model, loaded.tokenizer, self._reuse, self._matcher, self._limits
+                self._model,
+                loaded.tokenizer,
+                self._reuse,
+                self._matcher,
+                self.notices,
+                self._limits,
             )
             self._loaded.put(loaded)
             while self._take_jobs():

@@ -73,7 +73,8 @@ class Notice:
 class Finished:
     """The end of a reply, with its counts: tokens, seconds, bytes. stop: the string that ended it.
 
-    cached_tokens: how many of the prompt's were not computed, for their KV was there.
+    cached_tokens: how many of the prompt's were not computed, for their KV was there. tokens:
+    the ids of the reply, without the one that ended it.
     """
 
     reason: FinishReason
@@ -86,6 +87,7 @@ class Finished:
     kv_bytes: int
     kv_peak_bytes: int
     cached_tokens: int = 0
+    tokens: tuple[int, ...] = ()
     stop: str | None = None
 
     @property

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Sequence
 
 import mlx.core as mx
-import numpy as np
 
 from edgekv.cache.batch import BatchStep, HostBatchStep
 from edgekv.cache.host import HostStep
@@ -27,7 +26,7 @@ class Cancelled(Exception):
 def forward(model: Decoder, cache: SequenceCache, tokens: mx.array) -> mx.array:
     """Take tokens (n,) into a sequence; returns their hidden states (n, hidden_size)."""
     if model.host is not None and takes_one(cache, tokens.shape[0]):
-        return model.host(np.array(tokens), HostStep(cache))
+        return model.host(tokens, HostStep(cache))
     return model(tokens, make_step(cache, tokens.shape[0]))
 
 
@@ -40,7 +39,7 @@ def forward_each(
     rows = mx.concatenate(list(tokens))
     if model.host is not None and all(takes_one(cache, 1) for cache in caches):
         step = HostBatchStep([HostStep(cache) for cache in caches])
-        return model.host(np.array(rows), step)
+        return model.host(rows, step)
     return model(rows, BatchStep([make_step(cache, 1) for cache in caches]))
 
 
@@ -63,11 +62,13 @@ def prefill(
 ) -> mx.array:
     """Take a prompt into a sequence; returns the scores (vocab_size,) behind its last token.
 
-    Each chunk is computed before the next is built, so the peak does not grow with the prompt.
+    Each chunk is computed before the next is built, so the peak does not grow with the prompt. No
+    chunk closes more blocks than the ring holds, so that the caller can keep each of them.
     Raises Cancelled, with whole chunks taken in, when asked to stop.
     """
     done = 0
-    for size in chunks(cache.length, len(tokens), cache.policy.n_sink):
+    longest = min(PREFILL_CHUNK, max(1, cache.policy.ring_blocks) * BLOCK)
+    for size in chunks(cache.length, len(tokens), cache.policy.n_sink, longest):
         if cancelled():
             raise Cancelled
         hidden = forward(model, cache, mx.array(list(tokens[done : done + size])))

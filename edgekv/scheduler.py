@@ -16,7 +16,7 @@ import mlx.core as mx
 
 from edgekv.cache.policy import CachePolicy
 from edgekv.errors import DoesNotFit
-from edgekv.events import Finished, FinishReason, Prefilled, Reply, Request
+from edgekv.events import Finished, FinishReason, Notice, Prefilled, Reply, Request
 from edgekv.generate import PREFILL_CHUNK, chunks, forward, forward_each
 from edgekv.grammar import Matcher
 from edgekv.metal.device import physical_memory
@@ -119,11 +119,12 @@ class Scheduler:
         tokenizer: Tokenizer,
         reuse: Reuse,
         matcher: Callable[[Request], Matcher | None],
+        notices: Callable[[], list[str]],
         limits: Limits,
     ) -> None:
         self._model, self._tokenizer = model, tokenizer
         self._reuse, self._matcher = reuse, matcher
-        self._limits = limits
+        self._notices, self._limits = notices, limits
         self._waiting: deque[tuple[Request, Reply]] = deque()
         self._running: list[_Sequence] = []
         self._pace = _Pace()
@@ -223,6 +224,7 @@ class Scheduler:
         writer = Writer(request, reply, self._tokenizer)
         _check_memory(request.policy)
         tracked = self._reuse.begin(request.prompt, request.policy, request.session)
+        self._tell(reply)
         self._prompt_tokens += len(request.prompt)
         return _Sequence(request, reply, tracked, chooser, writer)
 
@@ -271,6 +273,11 @@ class Scheduler:
         self._running.remove(one)
         self._running.append(one)
 
+    def _tell(self, reply: Reply) -> None:
+        """Pass on what the user should be told."""
+        for text in self._notices():
+            reply.put(Notice(text))
+
     def _guard(self, one: _Sequence, work: Callable[[], None]) -> None:
         """A fault of one reply is that reply's alone."""
         if one not in self._running:
@@ -283,8 +290,9 @@ class Scheduler:
     def _finish(self, one: _Sequence, reason: FinishReason) -> None:
         if one.writer.finish():
             reason = "stop"
-        finished = one.tally.finished(reason, one.writer.n_tokens, one.writer.stopped_by)
+        finished = one.tally.finished(reason, one.writer)
         self._reuse.end(one.tracked)
+        self._tell(one.reply)
         self._end(one, finished)
 
     def _end(self, one: _Sequence, event: Finished | Exception) -> None:

@@ -78,6 +78,8 @@ class Writer:
         self._scores: list[TokenScore] = []
         self._unshown = 0
         self.n_tokens = 0
+        self.said: list[int] = []
+        """The reply's tokens, without the one that ended it."""
 
     @property
     def stopped_by(self) -> str | None:
@@ -89,6 +91,7 @@ class Writer:
         if token in self._eos_ids:
             return "stop"
         self._unshown += 1
+        self.said.append(token)
         if score is not None:
             self._scores.append(score)
         self._show(self._stops.add(self._detokenizer.add(token)))
@@ -124,20 +127,21 @@ class Tally:
         if self._first is None:
             self._first = time.perf_counter()
 
-    def finished(self, reason: FinishReason, n_tokens: int, stop: str | None) -> Finished:
+    def finished(self, reason: FinishReason, writer: Writer) -> Finished:
         self.measure()
         now = time.perf_counter()
         first = self._first or now
         return Finished(
             reason=reason,
             prompt_tokens=self._prompt_tokens,
-            completion_tokens=n_tokens,
+            completion_tokens=writer.n_tokens,
             evicted_tokens=self._cache.evicted_tokens,
             ttft_s=first - self._start,
             prefill_s=first - self._start,
             decode_s=now - first,
             kv_bytes=self._cache.nbytes,
             kv_peak_bytes=self._peak,
-            stop=stop,
             cached_tokens=self._cached_tokens,
+            tokens=tuple(writer.said),
+            stop=writer.stopped_by,
         )

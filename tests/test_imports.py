@@ -23,6 +23,8 @@ def test_contracts():
         ["--version"],
         ["nonsense"],
         ["models", "--help"],
+        ["sessions", "list"],
+        ["sessions", "list", "--json"],
         ["models", "list"],
         ["models", "list", "--json"],
         ["models", "show", "smollm2-135m"],

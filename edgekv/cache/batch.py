@@ -18,10 +18,8 @@ class BatchStep:
 
     def attend(self, layer: int, q: mx.array, k: mx.array, v: mx.array) -> mx.array:
         """q: (n, n_heads, head_dim); k, v: (n, n_kv_heads, head_dim). Returns q's shape."""
-        rows = enumerate(self._steps)
-        return mx.concatenate(
-            [step.attend(layer, q[i : i + 1], k[i : i + 1], v[i : i + 1]) for i, step in rows]
-        )
+        rows = zip(self._steps, q[:, None], k[:, None], v[:, None], strict=True)
+        return mx.concatenate([step.attend(layer, *row) for step, *row in rows])
 
 
 class HostBatchStep:
@@ -31,5 +29,5 @@ class HostBatchStep:
         self._steps = steps
 
     def attend(self, layer: int, q: Floats, k: Floats, v: Floats) -> Floats:
-        rows = enumerate(self._steps)
-        return np.stack([step.attend(layer, q[i], k[i], v[i]) for i, step in rows])
+        rows = zip(self._steps, q[:, None], k[:, None], v[:, None], strict=True)
+        return np.concatenate([step.attend(layer, *row) for step, *row in rows])

@@ -33,17 +33,17 @@ class HostStep:
     def attend(self, layer: int, q: Floats, k: Floats, v: Floats) -> Floats:
         """Store the token's key and value and return its attention over the cache.
 
-        q: (n_heads, head_dim), scaled; k, v: (n_kv_heads, head_dim); neither rotated.
-        Returns (n_heads, head_dim).
+        q: (1, n_heads, head_dim), scaled; k, v: (1, n_kv_heads, head_dim); neither rotated.
+        Returns (1, n_heads, head_dim).
         """
         cache = self._cache
         pair = view(cache.layers[layer].hot)
-        pair[0, :, self._reach.place] = rotate(k, self._key_rotation)[0]
-        pair[1, :, self._reach.place] = v
+        pair[0, :, self._reach.place] = rotate(k[0], self._key_rotation)[0]
+        pair[1, :, self._reach.place] = v[0]
         hot, far = Hot(pair, self._rows, self._hot_rotations), None
         if self._reach.slots:
             far = Far(cache.pool.blocks(layer), self._slots, self._far_rotations, self._far_mask)
-        out = decode_attention(q, hot, far)
+        out = decode_attention(q[0], hot, far)[None]
         if self._closing.kept:
             close_recent(cache, layer, self._closing.first, self._closing.slots)
             # Before the next token is written into the arrays that the block is made from.

@@ -18,6 +18,7 @@ from edgekv.errors import EdgekvError, ExitCode
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("edgekv.cli.run:run", "Answer one prompt."),
     "serve": ("edgekv.cli.serve:serve", "Serve the model over HTTP, as OpenAI's API."),
+    "sessions": ("edgekv.cli.sessions:sessions", "Stored conversations and their KV."),
     "models": ("edgekv.cli.models:models", "List, download, remove and choose models."),
     "doctor": ("edgekv.cli.doctor:doctor", "Say what this machine and installation are."),
 }

@@ -87,6 +87,12 @@ sampling_options = _chain(
     click.option("--stop", "stops", multiple=True, metavar="TEXT", help="End before this text."),
 )
 
+session_options = _chain(
+    click.option("--session", metavar="NAME", help="Go on with this session, or begin it."),
+    click.option("-c", "--continue", "last", is_flag=True, help="Go on with the last session."),
+    click.option("--no-persist", is_flag=True, help="Leave no byte on disk."),
+)
+
 
 def make_policy(
     config: Config, shape: ModelShape, prompt: Prompt, pin: bool, budget: int | None

@@ -1,6 +1,6 @@
 """A decoder for one token of each of a few sequences in numpy, for machines without Metal.
 
-One token is bound by the memory that its weights are read from. MLX's CPU backend hands every
+Few tokens are bound by the memory that weights are read from. MLX's CPU backend hands every
 product to the BLAS as one for many rows, 9 GB/s of weights where numpy's matrix-by-vector product
 reads 24 (two cores), and a small operation takes it 5 us where numpy takes 1.
 """
@@ -26,17 +26,19 @@ def _floats(array: mx.array) -> Floats:
 
 
 class HostLinear:
-    """weight @ x + bias for a vector x, or each row of a matrix, on the layer's own weight."""
+    """x @ weight.T + bias for a few rows x, on the layer's own weight."""
 
     def __init__(self, linear: nn.Module) -> None:
         self._weight = _floats(linear["weight"])
         self._bias = _floats(linear["bias"]) if "bias" in linear else None
 
     def __call__(self, x: Floats) -> Floats:
-        out: Floats = self._weight @ x if x.ndim == 1 else (self._weight @ x.T).T
-        if self._bias is not None:
-            out += self._bias
-        return out
+        # One row is a product by a vector; of several, OpenBLAS likes columns better than rows.
+        if len(x) == 1:
+            out: Floats = (self._weight @ x[0])[None]
+        else:
+            out = (self._weight @ np.ascontiguousarray(x.T)).T
+        return out if self._bias is None else out + self._bias
 
 
 class HostNorm:
@@ -65,10 +67,10 @@ class HostAttention:
         self._k_norm = HostNorm(attention.k_norm) if attention.normed else _same
 
     def __call__(self, x: Floats, step: HostAttend) -> Floats:
-        shape = (*x.shape[:-1], -1, self._head_dim)
+        shape = len(x), -1, self._head_dim
         q, k, v = (one(x).reshape(shape) for one in (self._q, self._k, self._v))
         out = step.attend(self._layer, self._q_norm(q) * self._scale, self._k_norm(k), v)
-        return self._o(out.reshape(*x.shape[:-1], -1))
+        return self._o(out.reshape(len(x), -1))
 
 
 def _same(x: Floats) -> Floats:
@@ -100,10 +102,7 @@ class HostBlock:
 
 
 class HostDecoder:
-    """A plain decoder's blocks and head; the weights are the model's own memory.
-
-    One row is computed as a vector, several as a matrix, whose products read the weights once.
-    """
+    """A plain decoder's blocks and head for a few rows; the weights are the model's own memory."""
 
     def __init__(self, model: Decoder) -> None:
         self._embed = _floats(model.model.embed_tokens.weight)
@@ -111,17 +110,13 @@ class HostDecoder:
         self._norm = HostNorm(model.model.norm)
         self._head = HostLinear(model.model.embed_tokens if model.tied else model.lm_head)
 
-    def __call__(self, tokens: np.ndarray, step: HostAttend) -> mx.array:
-        """The hidden states (n, hidden_size) behind tokens (n,)."""
-        x = _vector(self._embed[tokens])
+    def __call__(self, inputs: mx.array, step: HostAttend) -> mx.array:
+        """Token ids (n,) to hidden states (n, hidden_size)."""
+        x = self._embed[view(inputs)]
         for block in self._blocks:
             x = block(x, step)
-        return mx.array(np.atleast_2d(self._norm(x)))
+        return mx.array(self._norm(x))
 
     def logits(self, hidden: mx.array) -> mx.array:
-        """Scores (n, vocab_size) of hidden states (n, hidden_size)."""
-        return mx.array(np.atleast_2d(self._head(_vector(_floats(hidden)))))
-
-
-def _vector(rows: Floats) -> Floats:
-    return rows[0] if len(rows) == 1 else rows
+        """Hidden states (n, hidden_size) to scores (n, vocab_size)."""
+        return mx.array(self._head(_floats(hidden)))

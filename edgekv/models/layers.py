@@ -5,14 +5,13 @@ from typing import Any, Protocol, Self
 
 import mlx.core as mx
 import mlx.nn as nn
-import numpy as np
 from mlx.utils import tree_flatten
 
 from edgekv.errors import DamagedFile
 from edgekv.metal.host import Floats
 
-HOST_ROWS = 8
-"""Rows up to which the host computes scores: beyond them MLX is as fast."""
+FEW = 8
+"""Rows up to which weights are read faster on the host than through MLX's CPU backend."""
 
 
 class Attend(Protocol):
@@ -22,15 +21,15 @@ class Attend(Protocol):
 
 
 class HostAttend(Protocol):
-    """The same on the host, for one token or one of each sequence (see cache/host.py, batch.py)."""
+    """The same on the host (see cache/host.py)."""
 
     def attend(self, layer: int, q: Floats, k: Floats, v: Floats) -> Floats: ...
 
 
 class Host(Protocol):
-    """A decoder's way to compute a few rows on the host, from the same weights."""
+    """A decoder's way to compute a few tokens on the host, from the same weights."""
 
-    def __call__(self, tokens: np.ndarray, step: HostAttend) -> mx.array: ...
+    def __call__(self, inputs: mx.array, step: HostAttend) -> mx.array: ...
 
     def logits(self, hidden: mx.array) -> mx.array: ...
 
@@ -188,7 +187,7 @@ class Decoder(Module):
         if not self.tied:
             self.lm_head = nn.Linear(args.hidden_size, args.vocab_size, bias=False)
         self.host: Host | None = None
-        """Takes single tokens, of one sequence or several, where it is there (models/cpu.py)."""
+        """Takes up to FEW tokens where there is one (see models/cpu.py)."""
 
     def __call__(self, inputs: mx.array, step: Attend) -> mx.array:
         """Token ids (n,) to hidden states (n, hidden_size)."""
@@ -196,7 +195,7 @@ class Decoder(Module):
 
     def logits(self, hidden: mx.array) -> mx.array:
         """Hidden states (n, hidden_size) to scores (n, vocab_size) in fp32."""
-        if self.host is not None and hidden.shape[0] <= HOST_ROWS:
+        if self.host is not None and hidden.shape[0] <= FEW:
             return self.host.logits(hidden)
         head = self.model.embed_tokens.as_linear if self.tied else self.lm_head
         scores: mx.array = head(hidden)

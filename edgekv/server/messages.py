@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from edgekv.conversation import MAX_PROMPT
+from edgekv.conversation import MAX_PROMPT, joined
 from edgekv.server.errors import invalid
 from edgekv.server.fields import Fields
 
@@ -143,15 +143,4 @@ def folded(messages: Sequence[Message]) -> list[Message]:
         if not rest or rest[0]["role"] != "user":
             rest.insert(0, {"role": "user", "content": ""})
         rest[0]["content"] = f"{system}\n\n{rest[0]['content']}".rstrip("\n")
-    joined: list[Message] = []
-    for message in rest:
-        if joined and _joins(joined[-1], message):
-            joined[-1]["content"] += "\n\n" + message["content"]
-        else:
-            joined.append(message)
-    return joined
-
-
-def _joins(first: Message, second: Message) -> bool:
-    plain = "tool_calls" not in first and "tool_calls" not in second
-    return first["role"] == second["role"] != "tool" and plain
+    return joined(rest)

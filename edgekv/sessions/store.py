@@ -177,6 +177,11 @@ class Store:
         lock.acquire(self.get(session))
         return lock
 
+    def kv_bytes(self) -> dict[str, int]:
+        """Bytes of KV on disk that each session holds; shared blocks count for each."""
+        query = "SELECT session, sum(nbytes) FROM holds JOIN entries USING (key) GROUP BY session"
+        return dict(self.db.read(query))
+
     # Messages
 
     def messages(self, session: str) -> list[Message]:
@@ -184,6 +189,17 @@ class Store:
         self.get(session)
         rows = self.db.read(f"{_MESSAGE} WHERE session = ? ORDER BY position", session)
         return [_message(row) for row in rows]
+
+    def damaged_messages(self, session: Session) -> list[str]:
+        """What is wrong with messages that no longer are what was written."""
+        sums = dict(
+            self.db.read("SELECT position, checksum FROM messages WHERE session = ?", session.id)
+        )
+        return [
+            f"session {session.name!r}, message {message.position}: its checksum is wrong"
+            for message in self.messages(session.id)
+            if message.checksum != sums[message.position]
+        ]
 
     def append(
         self,

@@ -32,7 +32,7 @@ def feed(cache, tokens, sizes, on_host=False):
         size = min(sizes.pop(0) if len(sizes) > 1 else sizes[0], first + len(tokens[0]) - start)
         rows = slice(start - first, start - first + size)
         if on_host and takes_one(cache, size):
-            out = HostStep(cache).attend(0, *(x[start - first] for x in tokens))[None]
+            out = HostStep(cache).attend(0, *(x[rows] for x in tokens))
         else:
             step = make_step(cache, size)
             out = step.attend(0, *(mx.array(x[rows]) for x in tokens))

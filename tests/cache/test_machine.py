@@ -246,7 +246,7 @@ class Sequences(RuleBasedStateMachine):
             assert after == state
             return
         assert fits
-        out = step.attend(0, *(x[0] if on_host else mx.array(x) for x in (q, k, v)))
+        out = step.attend(0, *(x if on_host else mx.array(x) for x in (q, k, v)))
         mx.eval(cache.arrays())
         wanted = tokens.append(q, k, v)
         worst = np.abs(np.array(out) - wanted).max()
