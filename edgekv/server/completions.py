@@ -27,10 +27,10 @@ async def completions(request: Request) -> Response:
     fields = await read_fields(request)
     service.check_model(fields.text("model"))
     check_n(fields)
-    if fields.take("best_of") not in (None, 1):
+    if fields.integer("best_of", 1, 128) != 1:
         fields.refuse("best_of")
-    if fields.flag("echo"):
-        fields.refuse("echo")
+    fields.flag("echo")
+    fields.refuse_unless_off("echo")
     fields.refuse("suffix", "tools", "response_format", "messages")
     max_tokens = read_max_tokens(fields, "max_tokens", "max_completion_tokens")
     options = read_options(fields, service.settings.config, max_tokens, service.vocab_size)

@@ -174,6 +174,10 @@ class Fields:
                 name = self.name(key)
                 raise invalid(f"{name} is not supported by this server", name, "unsupported")
 
+    def refuse_unless_off(self, *keys: str) -> None:
+        """The same for fields that may be there and ask for nothing: 0, false, or empty."""
+        self.refuse(*(key for key in keys if self.take(key)))
+
     def refuse_unknown(self) -> None:
         """For an object of this server's own, where an unknown name is a mistake."""
         for key in self.values.keys() - self._known:

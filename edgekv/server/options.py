@@ -26,6 +26,24 @@ IGNORED = (
 )
 """Known fields that say nothing about the answer."""
 
+OF_OTHER_SERVERS = (
+    "adapters",
+    "draft_model",
+    "dynatemp_range",
+    "grammar",
+    "guided_json",
+    "guided_regex",
+    "ignore_eos",
+    "mirostat",
+    "n_predict",
+    "num_ctx",
+    "role_mapping",
+    "typical_p",
+    "xtc_probability",
+    "xtc_threshold",
+)
+"""Fields of other local servers that would change the answer: refused, unless they are off."""
+
 
 @dataclass(frozen=True)
 class Extension:
@@ -59,6 +77,7 @@ def read_options(
 ) -> Options:
     """max_tokens: what the request says under the name its API has, None for the default."""
     fields.accept(*IGNORED)
+    fields.refuse_unless_off(*OF_OTHER_SERVERS)
     sampling = read_sampling(fields, config)
     return Options(
         replace(sampling, logit_bias=read_logit_bias(fields, vocab_size)),

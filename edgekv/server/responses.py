@@ -58,8 +58,8 @@ def _question(fields: Fields, service: Service) -> Question:
     fields.refuse(
         "previous_response_id", "conversation", "prompt", "max_tool_calls", "top_logprobs"
     )
-    if fields.flag("background"):
-        fields.refuse("background")
+    fields.flag("background")
+    fields.refuse_unless_off("background")
     tokenizer = service.engine.loaded.tokenizer
     options = read_options(
         fields,

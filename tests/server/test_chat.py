@@ -92,6 +92,48 @@ def test_a_stop_string_across_tokens_is_never_let_out_even_in_part(served):
     assert body["edgekv"]["stop_detail"] == "stop"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/completions", {"prompt": "The capital of France is Paris. The cap"}),
+        (
+            "/v1/chat/completions",
+            {
+                "messages": [{"role": "user", "content": FRANCE}],
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"schema": {"enum": ["the capital of France"]}},
+                },
+            },
+        ),
+    ],
+    ids=["completions", "json"],
+)
+def test_every_route_and_mode_has_the_same_stops(served, path, fields, stream):
+    body = fields | {"stop": ["ital of"], "max_tokens": 12, "stream": stream}
+    response = served.client.post(path, json=body)
+    assert response.status_code == 200
+    assert "ital of" not in response.text
+    assert '"finish_reason":"stop"' in response.text
+    assert '"stop_detail":"stop"' in response.text
+
+
+def test_a_reply_three_windows_long_ends_where_it_was_asked_to(served):
+    ends = {str(token): -100 for token in served.service.engine.loaded.tokenizer.eos_ids}
+    fields = {"max_tokens": 110, "logit_bias": ends, "edgekv": {"window": 32}}
+    body = served.chat(FRANCE, **fields).json()
+    assert body["usage"]["completion_tokens"] == 110
+    assert body["choices"][0]["finish_reason"] == "length"
+    assert body["edgekv"]["evicted_tokens"] > 70
+
+
+def test_without_max_tokens_a_reply_is_finite(scripted):
+    server = scripted()
+    server.chat("hi")
+    assert server.service.engine.requests[-1].max_tokens == 1024
+
+
 def test_length_is_the_reason_of_a_reply_that_was_cut(served):
     body = served.chat(FRANCE, max_tokens=2).json()
     assert body["choices"][0]["finish_reason"] == "length"

@@ -113,7 +113,7 @@ def server(checkpoint):
 
 
 FEW = settings(
-    max_examples=300, deadline=None, suppress_health_check=list(HealthCheck), database=None
+    max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), database=None
 )
 
 

@@ -72,6 +72,12 @@ FIELDS = {
     "functions": [[]],
     "function_call": ["auto"],
     "verbosity": ["low"],
+    "adapters": ["/etc/x"],
+    "draft_model": ["x"],
+    "role_mapping": [{"user": "x"}],
+    "xtc_probability": [0.5],
+    "mirostat": [2],
+    "grammar": ["root ::= x"],
     "web_search_options": [{}],
     "edgekv": [
         5,
@@ -243,6 +249,8 @@ def test_a_number_at_its_bound_is_taken(server):
         "top_logprobs": 20,
         "reasoning_effort": "none",
         "tool_choice": "none",
+        "xtc_probability": 0,
+        "ignore_eos": False,
     }
     assert server.chat("hi", **fields).status_code == 200
 
