@@ -12,7 +12,8 @@ pytestmark = [pytest.mark.model, pytest.mark.slow]
 
 @pytest.fixture
 def page():
-    sync_api = pytest.importorskip("playwright.sync_api")
+    from playwright import sync_api
+
     with sync_api.sync_playwright() as playwright:
         found = shutil.which("chromium") or shutil.which("google-chrome")
         browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
