@@ -9,7 +9,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from edgekv.server.errors import ApiError
 
 HEADER_SECONDS = 20.0
-"""Time from a connection's start to its first whole request head."""
+"""Time for a whole request head, from a connection's start or the answer before."""
 
 
 class Protocol(H11Protocol):
@@ -25,11 +25,13 @@ class Protocol(H11Protocol):
 
     def handle_events(self) -> None:
         super().handle_events()
-        if self.cycle is not None:
+        if self.cycle is not None and not self.cycle.response_complete:
             self._waiting.cancel()
+        elif self._waiting.cancelled():
+            self._waiting = self.loop.call_later(HEADER_SECONDS, self._give_up)
 
     def _give_up(self) -> None:
-        """Close a connection that has not asked for anything yet."""
+        """Close a connection that is too slow to ask."""
         if not self.transport.is_closing():
             self.transport.close()
 
