@@ -1,0 +1,158 @@
+"""The SQLite file of the store: opening, format versions, and transactions."""
+
+import os
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from edgekv.sessions.files import private_folder
+from edgekv.sessions.records import StoreUnavailable
+
+BUSY_S = 10.0
+
+# Each entry takes the database one format version on; `user_version` counts them.
+MIGRATIONS = (
+    """
+    CREATE TABLE sessions (
+        id TEXT PRIMARY KEY, name BLOB NOT NULL, model TEXT NOT NULL, settings BLOB NOT NULL,
+        created REAL NOT NULL, updated REAL NOT NULL, used INTEGER NOT NULL,
+        pinned INTEGER NOT NULL DEFAULT 0, draft BLOB NOT NULL DEFAULT x'', parent TEXT,
+        deleted INTEGER NOT NULL DEFAULT 0);
+    CREATE TABLE messages (
+        session TEXT NOT NULL REFERENCES sessions ON DELETE CASCADE, position INTEGER NOT NULL,
+        role TEXT NOT NULL, content BLOB NOT NULL, tokens BLOB NOT NULL, finish_reason TEXT,
+        partial INTEGER NOT NULL, created REAL NOT NULL, checksum INTEGER NOT NULL,
+        PRIMARY KEY (session, position));
+    CREATE TABLE entries (
+        key TEXT PRIMARY KEY, kind TEXT NOT NULL, base TEXT NOT NULL, suffix BLOB NOT NULL,
+        nbytes INTEGER NOT NULL, used INTEGER NOT NULL);
+    CREATE INDEX entries_by_base ON entries (base) WHERE kind = 'tail';
+    CREATE INDEX entries_by_use ON entries (used);
+    CREATE TABLE holds (
+        session TEXT NOT NULL REFERENCES sessions ON DELETE CASCADE, key TEXT NOT NULL,
+        PRIMARY KEY (session, key)) WITHOUT ROWID;
+    CREATE INDEX holds_by_key ON holds (key);
+    CREATE TABLE digests (
+        path TEXT PRIMARY KEY, stamp TEXT NOT NULL, digest TEXT NOT NULL);
+    CREATE TABLE facts (name TEXT PRIMARY KEY, value BLOB NOT NULL);
+    """,
+)
+
+
+class Database:
+    """A connection that threads of one process may share; one transaction at a time."""
+
+    def __init__(self, path: Path, read_only: bool = False) -> None:
+        self.path = path
+        self.writable = not read_only
+        self._lock = threading.RLock()
+        try:
+            self._db = self._connect()
+        except (OSError, sqlite3.Error) as error:
+            raise self.unavailable(error) from error
+
+    def _connect(self) -> sqlite3.Connection:
+        if self.writable:
+            try:
+                return self._connect_to_write()
+            except (OSError, sqlite3.OperationalError):
+                if not self.path.is_file():
+                    raise
+                self.writable = False
+        # A reader of a WAL database makes two files beside it and leaves them there. Without a
+        # log there is no writer, and where nobody may write there is none either.
+        log = self.path.with_name(f"{self.path.name}-wal")
+        alone = not log.exists() or not os.access(self.path.parent, os.W_OK)
+        sealed = "&immutable=1" if alone else ""
+        db = _open(f"{self.path.as_uri()}?mode=ro{sealed}")
+        _check_version(db)
+        return db
+
+    def _connect_to_write(self) -> sqlite3.Connection:
+        private_folder(self.path.parent)
+        # SQLite gives the files beside it the mode of the database.
+        os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
+        db = _open(self.path.as_uri())
+        for pragma in ("journal_mode=WAL", "foreign_keys=ON", "secure_delete=ON"):
+            db.execute(f"PRAGMA {pragma}").fetchall()
+        _migrate(db)
+        return db
+
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """All of the writes in the block, or none. Raises StoreUnavailable."""
+        with self._lock:
+            try:
+                self._db.execute("BEGIN IMMEDIATE")
+                yield self._db
+                self._db.execute("COMMIT")
+            except sqlite3.Error as error:
+                self._roll_back()
+                raise self.unavailable(error) from error
+            except BaseException:
+                self._roll_back()
+                raise
+
+    def _roll_back(self) -> None:
+        if self._db.in_transaction:
+            self._db.execute("ROLLBACK")
+
+    def read(self, query: str, *values: object) -> list[tuple]:  # type: ignore[type-arg]
+        """All rows of a query. Raises StoreUnavailable."""
+        with self._lock:
+            try:
+                return self._db.execute(query, values).fetchall()
+            except sqlite3.Error as error:
+                raise self.unavailable(error) from error
+
+    def scrub(self) -> None:
+        """Leave no trace of deleted rows in the files."""
+        with self._lock:
+            try:
+                self._db.execute("VACUUM")
+                self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            except sqlite3.Error as error:
+                raise self.unavailable(error) from error
+
+    def unavailable(self, error: Exception) -> StoreUnavailable:
+        """What went wrong, in one line."""
+        return StoreUnavailable(f"sessions in {self.path}: {error}")
+
+    def close(self) -> None:
+        with self._lock:
+            self._db.close()
+
+
+def _open(uri: str) -> sqlite3.Connection:
+    return sqlite3.connect(
+        uri, uri=True, timeout=BUSY_S, isolation_level=None, check_same_thread=False
+    )
+
+
+def _check_version(db: sqlite3.Connection) -> int:
+    version = int(db.execute("PRAGMA user_version").fetchone()[0])
+    if version > len(MIGRATIONS):
+        raise StoreUnavailable(
+            f"the stored sessions have format {version}, this edgekv knows up to "
+            f"{len(MIGRATIONS)}: upgrade edgekv"
+        )
+    return version
+
+
+def _migrate(db: sqlite3.Connection) -> None:
+    if _check_version(db) == len(MIGRATIONS):
+        return
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        # Another process may have been faster.
+        version = _check_version(db)
+        for number, script in enumerate(MIGRATIONS[version:], version + 1):
+            for statement in script.split(";"):
+                db.execute(statement)
+            db.execute(f"PRAGMA user_version={number}")
+        db.execute("COMMIT")
+    except BaseException:
+        db.execute("ROLLBACK")
+        raise

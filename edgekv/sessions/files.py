@@ -1,0 +1,70 @@
+"""Private files that are whole or absent: temporary name, fsync, rename."""
+
+import os
+import time
+from pathlib import Path
+
+TEMPORARY = ".tmp"
+STALE_S = 3600.0
+"""A temporary file this old belongs to no write under way."""
+
+
+def private_folder(path: Path) -> Path:
+    """A folder that only its owner may enter, made where it is missing."""
+    if not path.is_dir():
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.chmod(0o700)
+    return path
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file so that a reader finds all of it or none. Raises OSError."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}{TEMPORARY}")
+    try:
+        with open(temporary, "wb", opener=_private) as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a rename in a folder survive a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sweep_temporary(folder: Path) -> int:
+    """Remove what writes cut short have left behind; returns how many files."""
+    n = 0
+    for path in folder.rglob(f"*{TEMPORARY}"):
+        if _is_stale(path):
+            path.unlink(missing_ok=True)
+            n += 1
+    return n
+
+
+def _is_stale(path: Path) -> bool:
+    """Whether the writing process is gone, or has long forgotten the file."""
+    pid = path.name.removesuffix(TEMPORARY).rpartition(".")[2]
+    try:
+        os.kill(int(pid), 0)
+    except (ProcessLookupError, ValueError):
+        return True
+    except PermissionError:
+        pass
+    try:
+        return abs(time.time() - path.stat().st_mtime) > STALE_S
+    except FileNotFoundError:
+        return False

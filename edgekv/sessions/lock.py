@@ -1,0 +1,46 @@
+"""One process a session: an advisory lock that ends with its process, however that ends."""
+
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from edgekv.sessions.files import private_folder
+from edgekv.sessions.records import Session, SessionInUse
+
+
+class SessionLock:
+    """Holds a session until `release`, or until the process ends."""
+
+    def __init__(self, folder: Path, session_id: str) -> None:
+        self._lock = FileLock(private_folder(folder) / f"{session_id}.lock", timeout=0, mode=0o600)
+
+    def acquire(self, session: Session) -> None:
+        """Take the session. Raises SessionInUse when another process has it."""
+        if not self.try_acquire():
+            raise SessionInUse(
+                f"session {session.name!r} is open in another edgekv: close it there, "
+                f"or go on in a branch (edgekv sessions branch {session.name!r})"
+            )
+
+    def try_acquire(self) -> bool:
+        """Take the session if nobody has it."""
+        try:
+            self._lock.acquire()
+        except Timeout:
+            return False
+        return True
+
+    def release(self) -> None:
+        self._lock.release()
+
+
+def locked_sessions(folder: Path) -> set[str]:
+    """Ids of the sessions that some process, this one included, holds now."""
+    held = set()
+    for path in folder.glob("*.lock"):
+        probe = SessionLock(folder, path.stem)
+        if probe.try_acquire():
+            probe.release()
+        else:
+            held.add(path.stem)
+    return held
