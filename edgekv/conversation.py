@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+from typing import Any
 
 from edgekv.errors import InvalidValue, UnsupportedModel
 from edgekv.metal.tile import BLOCK
@@ -43,25 +44,28 @@ def raw_prompt(tokenizer: Tokenizer, text: str) -> Prompt:
     return Prompt(tuple(tokenizer.encode(text, add_special=True)))
 
 
-def chat_prompt(tokenizer: Tokenizer, messages: Sequence[Message]) -> Prompt:
+def chat_prompt(tokenizer: Tokenizer, messages: Sequence[Message], **values: Any) -> Prompt:
     """Messages through the model's template, up to where its reply begins.
 
+    values: what a template may know besides, e.g. `enable_thinking`.
     Raises UnsupportedModel for a model without a template, TemplateError where it refuses.
     """
-    tokens = _render(tokenizer, messages)
+    tokens = _render(tokenizer, messages, values)
     if messages[0]["role"] != "system":
         return Prompt(tokens)
     # What does not change with the user's words is the system message, whatever the template.
     other = "~" if not messages[1]["content"].startswith("~") else "-"
-    changed = _render(tokenizer, [messages[0], {"role": "user", "content": other}])
+    changed = _render(tokenizer, [messages[0], {"role": "user", "content": other}], values)
     pairs = zip(tokens, changed, strict=False)
     return Prompt(tokens, sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)))
 
 
-def _render(tokenizer: Tokenizer, messages: Sequence[Message]) -> tuple[int, ...]:
+def _render(
+    tokenizer: Tokenizer, messages: Sequence[Message], values: Mapping[str, Any]
+) -> tuple[int, ...]:
     template = tokenizer.chat_template
     if template is None:
         raise UnsupportedModel(
             "this model has no chat template: it completes text, so use --raw, or an instruct model"
         )
-    return tuple(tokenizer.encode(template.render(messages), add_special=True))
+    return tuple(tokenizer.encode(template.render(messages, **values), add_special=True))

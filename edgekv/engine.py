@@ -83,6 +83,7 @@ class Finished:
     decode_s: float
     kv_bytes: int
     kv_peak_bytes: int
+    cached_tokens: int = 0
 
     @property
     def prefill_tps(self) -> float:

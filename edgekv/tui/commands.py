@@ -97,7 +97,12 @@ COMMANDS = (
         "Copy", "mouse", "Release mouse", "Let the terminal select text itself, or take it back."
     ),
     Command(
-        "Model", "model", "Model", "Switch to another model, or get one.", "ctrl+o", "[NAME]",
+        "Model",
+        "model",
+        "Model",
+        "Switch to another model, or get one.",
+        "ctrl+o",
+        "[NAME]",
         footer=True,
     ),
     Command(
@@ -152,7 +157,7 @@ def bindings() -> list[Binding]:
     return [
         Binding(
             command.keys,
-            command.name,
+            f"command('{command.name}')",
             command.title,
             id=command.name,
             show=command.footer,
@@ -162,6 +167,16 @@ def bindings() -> list[Binding]:
         for command in COMMANDS
         if command.keys
     ]
+
+
+def idle_hints() -> list[str]:
+    """What the bottom line says while nothing is under way, the most useful first."""
+    footer = [f"{_caret(each.keys)} {each.title.lower()}" for each in COMMANDS if each.footer]
+    return ["Enter sends", "Alt+Enter new line", *footer, "Ctrl+P all commands"]
+
+
+def _caret(keys: str) -> str:
+    return "+".join(part.capitalize() for part in keys.split("+"))
 
 
 def matching(typed: str) -> list[Command]:

@@ -2,11 +2,11 @@
 
 _CONTROLS = (*range(0x20), 0x7F, *range(0x80, 0xA0))
 
-_VISIBLE: dict[int, str] = {code: "\ufffd" for code in (*_CONTROLS, *range(0xD800, 0xE000))}
+_VISIBLE: dict[int, str] = dict.fromkeys((*_CONTROLS, *range(55296, 57344)), "�")
 _VISIBLE |= {code: chr(0x2400 + code) for code in range(0x20)}
 _VISIBLE |= {0x2028: " ", 0x2029: " ", ord("\t"): "    "}
 # Overrides of direction can make a line read as something else; RTL text needs none of them.
-_VISIBLE |= {code: "" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
+_VISIBLE |= dict.fromkeys((*range(8234, 8239), *range(8294, 8298)), "")
 del _VISIBLE[ord("\n")]
 
 _UNTYPED = {code: "" for code in _CONTROLS if chr(code) not in "\n\t"}

@@ -55,16 +55,14 @@ def _parts(node: SyntaxTreeNode, depth: int) -> list[Part]:
 
 def _text(node: SyntaxTreeNode) -> str:
     inner = (child.content for child in node.walk() if child.type == "inline" or child.content)
-    return node.content if node.is_leaf else "\n".join(inner)
+    return node.content if not node.children else "\n".join(inner)
 
 
 def _lines(node: SyntaxTreeNode, style: str = "") -> list[Row]:
     """Rows of a node whose only child is inline."""
-    rows = []
-    for child in node.children:
-        tokens = child.token.children or []
-        rows.extend(Row(line.stylize(style) if style else line) for line in lines_of(tokens))
-    return rows
+    inline = (child.token.children or [] for child in node.children if child.token)
+    lines = (line for tokens in inline for line in lines_of(tokens))
+    return [Row(line.stylize(style) if style else line) for line in lines]
 
 
 def _heading(node: SyntaxTreeNode, depth: int) -> list[Part]:
@@ -128,11 +126,7 @@ def _stack(nodes: Sequence[SyntaxTreeNode], depth: int, loose: bool) -> list[Par
 
 def _behind(parts: list[Part], first: Content, rest: Content) -> list[Part]:
     # A table inside a list or quote is rare: it is laid out for a narrow screen.
-    rows = [
-        row
-        for part in parts
-        for row in (part.rows(60) if isinstance(part, Table) else [part])
-    ]
+    rows = [row for part in parts for row in (part.rows(60) if isinstance(part, Table) else [part])]
     return [*indented(rows, first, rest)]
 
 

@@ -1,7 +1,7 @@
 """The line that says what the app is doing, so that a wait is never a mystery."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from textual.content import Content
@@ -28,12 +28,13 @@ class Activity:
 
 
 class ActivityLine(Widget):
-    """Empty when idle; redrawn four times a second when not."""
+    """Says what is under way, redrawn four times a second, or else what can be done."""
 
     DEFAULT_CSS = "ActivityLine { height: 1; width: 1fr; color: $text-muted; }"
 
-    def __init__(self, clock: Clock = time.monotonic) -> None:
+    def __init__(self, hints: Sequence[str] = (), clock: Clock = time.monotonic) -> None:
         super().__init__(id="activity")
+        self._hints = hints
         self._clock = clock
         self._activity: Activity | None = None
         self._began = self._seen = self._first = 0.0
@@ -64,9 +65,8 @@ class ActivityLine(Widget):
             self._timer = None
 
     def render(self) -> Content:
-        if self._activity is None:
-            return Content("")
-        parts = [part for part in self._words(self._activity) if part]
+        words = self._hints if self._activity is None else self._words(self._activity)
+        parts = [part for part in words if part]
         line = Content(" · ".join(parts))
         while line.cell_length > self.size.width and len(parts) > 1:
             parts.pop()
