@@ -44,7 +44,11 @@ def raw_prompt(tokenizer: Tokenizer, text: str) -> Prompt:
     return Prompt(tuple(tokenizer.encode(text, add_special=True)))
 
 
-def chat_prompt(tokenizer: Tokenizer, messages: Sequence[Message], **values: Any) -> Prompt:
+def chat_prompt(
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    **values: Any,  # noqa: ANN401
+) -> Prompt:
     """Messages through the model's template, up to where its reply begins.
 
     values: what a template may know besides, e.g. `enable_thinking`.

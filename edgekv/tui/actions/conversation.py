@@ -9,7 +9,7 @@ from edgekv.tui.actions.registry import action
 from edgekv.tui.chat import Chat
 from edgekv.tui.export import Facts, read_export, write_export
 from edgekv.tui.occupancy import Occupancy
-from edgekv.tui.screens.ask import AskText, Confirm
+from edgekv.tui.screens.ask import Confirm
 from edgekv.tui.screens.sessions import SessionsScreen
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ async def _open(screen: "ChatScreen", session: str) -> None:
 
 @action
 async def rename(screen: "ChatScreen", argument: str) -> None:
-    title = argument or await screen.app.push_screen_wait(AskText("Title", screen.chat.title))
+    title = argument or await screen.ask_text("Title", screen.chat.title)
     if title and title.strip():
         screen.chat.rename(title)
         screen.show_title()
@@ -86,7 +86,7 @@ async def undelete(screen: "ChatScreen", argument: str) -> None:
 @action
 async def find(screen: "ChatScreen", argument: str) -> None:
     question = "Find in this conversation (empty: show no matches)"
-    words = argument or await screen.app.push_screen_wait(AskText(question, screen.looked_for))
+    words = argument or await screen.ask_text(question, screen.looked_for)
     if words is not None:
         await show_found(screen, words.strip())
 
@@ -114,9 +114,7 @@ async def export(screen: "ChatScreen", argument: str) -> None:
     if not screen.chat.messages:
         raise EdgekvError("there is nothing to export yet")
     name = "".join(c if c.isalnum() else "-" for c in screen.chat.title)[:60].strip("-") or "chat"
-    path = argument or await screen.app.push_screen_wait(
-        AskText("Write to (.md or .json)", f"{name}.md")
-    )
+    path = argument or await screen.ask_text("Write to (.md or .json)", f"{name}.md")
     if path and path.strip():
         target = Path(path.strip()).expanduser()
         if target.exists() and not await screen.app.push_screen_wait(

@@ -7,7 +7,6 @@ from edgekv.cache.policy import CachePolicy
 from edgekv.errors import EdgekvError, InvalidValue
 from edgekv.tui.actions.registry import action
 from edgekv.tui.preview import Preview, preview
-from edgekv.tui.screens.ask import AskText
 from edgekv.tui.screens.memory import MemoryScreen
 from edgekv.tui.settings import SAMPLING, Settings
 
@@ -34,13 +33,8 @@ async def settings(screen: "ChatScreen", argument: str) -> None:
 
     def look(wanted: Settings) -> Preview:
         then: CachePolicy = loaded.policy(wanted)
-        return preview(
-            now,
-            then,
-            screen.context.tokens,
-            screen.context.prefill_tps,
-            screen.chat_app.quality(loaded.name),
-        )
+        quality = screen.chat_app.quality(loaded.name)
+        return preview(now, then, screen.context.tokens, screen.context.prefill_tps, quality)
 
     chosen = await screen.app.push_screen_wait(MemoryScreen(screen.settings, now.window, look))
     if chosen is not None:
@@ -50,8 +44,8 @@ async def settings(screen: "ChatScreen", argument: str) -> None:
 
 @action
 async def system(screen: "ChatScreen", argument: str) -> None:
-    asked = argument or await screen.app.push_screen_wait(
-        AskText("System message (empty: none)", screen.settings.config.system or "")
+    asked = argument or await screen.ask_text(
+        "System message (empty: none)", screen.settings.config.system or ""
     )
     if asked is not None:
         await screen.configure(screen.settings.changed(system=asked.strip() or None))

@@ -14,7 +14,7 @@ from edgekv.tui.markdown.table import Table
 HEADINGS = {"h1": "bold underline $text-primary", "h2": "bold $text-primary"}
 CODE_FILL = "on $boost"
 BULLETS = "•◦▪"
-QUOTE = Content.styled("▎ ", "$text-muted")
+QUOTE = Content.styled("▎ ", "$foreground 60%")
 MAX_DEPTH = 8
 
 

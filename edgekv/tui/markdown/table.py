@@ -8,7 +8,7 @@ from edgekv.tui.markdown.rows import Row
 
 SEPARATOR = " │ "
 NARROWEST = 6
-HEAD, LABEL, LINES = "bold", "bold $text-muted", "$text-disabled"
+HEAD, LABEL, LINES = "bold", "bold $foreground 60%", "$foreground 40%"
 
 
 @dataclass(frozen=True)

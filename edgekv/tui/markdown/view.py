@@ -103,7 +103,7 @@ class MarkdownView(Widget):
         return self._laid
 
     def _strips(self, rows: list[Row], first: int, width: int) -> list[Strip]:
-        paint = Paint(self.visual_style, Style.parse("$text-disabled"))
+        paint = Paint(self.visual_style, Style.parse("$foreground 40%"))
         return [
             strip for y, row in enumerate(rows, first) for strip in layout(row, y, width, paint)
         ]

@@ -22,6 +22,7 @@ from edgekv.tui.context import Context
 from edgekv.tui.faults import in_a_line
 from edgekv.tui.printable import one_line
 from edgekv.tui.reply import Outcome, ReplyRun
+from edgekv.tui.screens.ask import AskText
 from edgekv.tui.settings import Settings
 from edgekv.tui.widgets.activity import Activity, ActivityLine
 from edgekv.tui.widgets.banner import Banner
@@ -69,6 +70,7 @@ class ChatScreen(Screen[None]):
         self.copied_code = 0
         self.mouse_released = False
         self.asked_to_quit = False
+        self.started = False
         self._run: ReplyRun | None = None
         self._over = asyncio.Event()
         self._over.set()
@@ -98,6 +100,10 @@ class ChatScreen(Screen[None]):
     def toast(self, text: str) -> None:
         """Say something in passing."""
         self.app.notify(one_line(text, 300), markup=False)
+
+    async def ask_text(self, question: str, value: str = "") -> str | None:
+        """A line of text from the user; None when they would rather not."""
+        return await self.app.push_screen_wait(AskText(question, value))
 
     def show_title(self) -> None:
         """The head line: title, model, and whether it is kept."""
@@ -385,6 +391,7 @@ class ChatScreen(Screen[None]):
         except EdgekvError as error:
             self.fault(f"nothing is kept: {error}")
         await self.open(await self._first_chat())
+        self.started = True
         try:
             here = await asyncio.to_thread(app.is_here, app.model_name)
         except EdgekvError as error:

@@ -40,17 +40,21 @@ class MemoryScreen(ModalScreen[Settings | None]):
             yield Static("Memory of this conversation", classes="heading", markup=False)
             with Horizontal(classes="field"):
                 yield Static("Window, in tokens", markup=False)
-                yield Input(str(c.window or self._window), type="integer", id="window")
+                yield Input(
+                    str(c.window or self._window), type="integer", compact=True, id="window"
+                )
             with Horizontal(classes="field"):
                 yield Static("Sinks, in tokens", markup=False)
-                yield Input(str(c.n_sink), type="integer", id="n_sink")
+                yield Input(str(c.n_sink), type="integer", compact=True, id="n_sink")
             with Horizontal(classes="field"):
                 yield Static("Keys", markup=False)
-                yield Select(bits, value=c.k_bits, allow_blank=False, id="k_bits")
+                yield Select(bits, value=c.k_bits, allow_blank=False, compact=True, id="k_bits")
             with Horizontal(classes="field"):
                 yield Static("Values", markup=False)
-                yield Select(bits, value=c.v_bits, allow_blank=False, id="v_bits")
-            yield Checkbox("Pin the system message", self._settings.pin_system, id="pin")
+                yield Select(bits, value=c.v_bits, allow_blank=False, compact=True, id="v_bits")
+            yield Checkbox(
+                "Pin the system message", self._settings.pin_system, compact=True, id="pin"
+            )
             yield Static("", id="preview", markup=False)
             yield Static(
                 "Ctrl+S or Enter: apply · Tab: next field · Esc: cancel",
@@ -114,6 +118,6 @@ def _table(found: Preview) -> Content:
     for what, now, then in found.rows:
         style = "" if now == then else "bold $text-accent"
         change = now if now == then else f"{now} → {then}"
-        lines.append(Content.assemble((f"{what:<{width}}  ", "$text-muted"), (change, style)))
+        lines.append(Content.assemble((f"{what:<{width}}  ", "$foreground 60%"), (change, style)))
     lines += [Content("")] + [Content(f"• {note}") for note in found.notes]
     return Content("\n").join(lines)

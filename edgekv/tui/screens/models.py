@@ -88,7 +88,7 @@ class ModelsScreen(ModalScreen[str | None]):
             fits,
         ]
         detail = " · ".join(fact for fact in facts if fact)
-        style = "$text-error" if model.fits is False else "$text-muted"
+        style = "$text-error" if model.fits is False else "$foreground 60%"
         return Content.assemble(
             (one_line(model.name), "bold"), f"  {one_line(model.title)}\n", (detail, style)
         )

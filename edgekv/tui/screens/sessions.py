@@ -179,7 +179,7 @@ def _option(session: Session, current: str | None) -> Content:
     ]
     detail = " · ".join(fact for fact in facts if fact)
     return Content.assemble(
-        (one_line(session.name), "bold"), "\n", (one_line(detail), "$text-muted")
+        (one_line(session.name), "bold"), "\n", (one_line(detail), "$foreground 60%")
     )
 
 
@@ -187,7 +187,7 @@ def _hit(hit: Hit) -> Content:
     who = {"user": "you", "assistant": "reply"}.get(hit.role, hit.role)
     return Content.assemble(
         (one_line(hit.session.name), "bold"),
-        (f" · {who}", "$text-muted"),
+        (f" · {who}", "$foreground 60%"),
         "\n",
         one_line(f"…{hit.excerpt}…"),
     )

@@ -56,7 +56,7 @@ class Completions(Widget):
         lines = [
             Content.assemble(
                 (f"{item.label:<{width}}", "bold $accent" if i == self._at else "bold"),
-                (f"  {item.about}", "" if i == self._at else "$text-muted"),
+                (f"  {item.about}", "" if i == self._at else "$foreground 60%"),
             ).truncate(max(1, self.size.width), ellipsis=True)
             for i, item in enumerate(shown, first)
         ]

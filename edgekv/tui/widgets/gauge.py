@@ -32,7 +32,7 @@ class Gauge(Widget):
 
     def render(self) -> Content:
         if self._occupancy is None:
-            return Content.styled("KV: no model yet", "$text-muted")
+            return Content.styled("KV: no model yet", "$foreground 60%")
         return _fitted(_parts(self._occupancy), self.size.width)
 
 

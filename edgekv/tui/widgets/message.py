@@ -109,7 +109,7 @@ class UserMessage(MessageView):
             text, note = "\n".join(head), f"\n… {more:,} more lines (Enter unfolds)"
         text = text[:SHOWN_TEXT]
         content = Content(printable(text))
-        return _marked(content, self._marked) + Content.styled(note, "$text-muted")
+        return _marked(content, self._marked) + Content.styled(note, "$foreground 60%")
 
 
 def _marked(content: Content, words: str) -> Content:
