@@ -6,6 +6,8 @@ import time
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
+from textual.events import Key
+
 from edgekv import config
 from edgekv.sessions import Store
 from edgekv.tui.app import ChatApp, Start
@@ -69,10 +71,18 @@ class Driver:
         return "\n".join(strip.text.rstrip() for strip in strips)
 
     async def press(self, *keys):
-        await self.pilot.press(*keys)
+        """Press keys, each when the one before has been dealt with."""
+        for key in keys:
+            self.app.post_message(Key(key, key if len(key) == 1 else None))
+            await self.pilot.pause(0)
+            await self.pilot.pause(0)
 
     async def type(self, text):
-        await self.pilot.press(*(KEYS.get(character, character) for character in text))
+        """Keys one behind the other, as fast as they come."""
+        for character in text:
+            self.app.post_message(Key(KEYS.get(character, character), character))
+        await self.pilot.pause(0)
+        await self.pilot.pause(0)
 
     async def until(self, condition, what=""):
         """Wait for what the app does in its own time."""
@@ -80,8 +90,8 @@ class Driver:
         while not condition():
             if time.monotonic() > end:
                 raise AssertionError(f"never: {what}\n{self.shown()}")
-            await self.pilot.pause(0.01)
-        await self.pilot.pause()
+            await asyncio.sleep(0.005)
+        await self.pilot.pause(0)
 
     async def ready(self):
         await self.until(lambda: self.app.loaded is not None, "the model loads")
@@ -93,7 +103,7 @@ class Driver:
     async def put(self, text):
         """A prompt that is there at once."""
         self.screen.prompt.value = text
-        await self.pilot.pause()
+        await self.pilot.pause(0)
 
     async def send(self, text):
         await self.put(text)
@@ -108,7 +118,7 @@ class Driver:
     async def command(self, text):
         await self.put(text)
         await self.press("enter")
-        await self.pilot.pause()
+        await self.pilot.pause(0)
 
 
 KEYS = {" ": "space", "/": "slash", "@": "at", ".": "full_stop", "\n": "enter"}
@@ -135,6 +145,7 @@ async def running(model, script=None, size=(100, 30), ready=True, **options):
         if driver.screen.running:
             driver.screen.stop_reply()
             await driver.idle()
+        driver.screen.chat.close()
     app.close_models()
 
 
