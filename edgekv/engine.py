@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -28,6 +29,10 @@ from edgekv.models.load import build
 from edgekv.models.rope import make_rope
 from edgekv.models.shape import ModelShape, check_supported
 from edgekv.sampling import RepetitionPenalty, Sampling, fresh_seed, make_sampler
+from edgekv.sessions import Store
+from edgekv.sessions.blocks import BlockFiles
+from edgekv.sessions.fingerprint import fingerprint
+from edgekv.sessions.reuse import Reuse, Tracked
 from edgekv.stops import StopFilter
 from edgekv.tokenizer import Tokenizer
 
@@ -46,18 +51,23 @@ class Loaded:
 
 @dataclass(frozen=True)
 class Request:
-    """One reply to one prompt of token ids."""
+    """One reply to one prompt of token ids: those of the whole conversation, each time.
+
+    What the engine has of their KV, in memory or on disk, is used. session: the id of the stored
+    session that KV is written for; without one no byte of it reaches the disk.
+    """
 
     prompt: tuple[int, ...]
     policy: CachePolicy
     sampling: Sampling
     max_tokens: int
     stops: tuple[str, ...] = ()
+    session: str | None = None
 
 
 @dataclass(frozen=True)
 class Prefilled:
-    """So many tokens of the prompt are read, of so many."""
+    """So many tokens of the prompt are read, of so many; those that were cached count as read."""
 
     done: int
     total: int
@@ -71,8 +81,18 @@ class Text:
 
 
 @dataclass(frozen=True)
+class Notice:
+    """One line for the user: stored KV was refused, or could not be written."""
+
+    text: str
+
+
+@dataclass(frozen=True)
 class Finished:
-    """The end of a reply, with its counts: tokens, seconds, bytes."""
+    """The end of a reply, with its counts: tokens, seconds, bytes.
+
+    cached_tokens: how many of the prompt's were not computed, for their KV was there.
+    """
 
     reason: FinishReason
     prompt_tokens: int
@@ -87,7 +107,8 @@ class Finished:
 
     @property
     def prefill_tps(self) -> float:
-        return self.prompt_tokens / self.prefill_s if self.prefill_s else 0.0
+        computed = self.prompt_tokens - self.cached_tokens
+        return computed / self.prefill_s if self.prefill_s else 0.0
 
     @property
     def decode_tps(self) -> float:
@@ -95,7 +116,7 @@ class Finished:
         return (self.completion_tokens - 1) / self.decode_s if self.decode_s else 0.0
 
 
-Event = Prefilled | Text | Finished
+Event = Prefilled | Text | Notice | Finished
 
 
 class Reply:
@@ -127,14 +148,20 @@ class Reply:
 
 
 class Engine:
-    """A model on its own thread `edgekv-mlx`. Use as a context manager, or call `close`."""
+    """A model on its own thread `edgekv-mlx`. Use as a context manager, or call `close`.
 
-    def __init__(self, path: Path) -> None:
+    store: where KV is looked for and, for requests that name a session of it, written. It stays
+    the caller's, to be closed after the engine.
+    """
+
+    def __init__(self, path: Path, store: Store | None = None) -> None:
         self._path = path
+        self._store = store
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._loaded: queue.SimpleQueue[Loaded | BaseException] = queue.SimpleQueue()
+        self._notices: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._model: Decoder
-        self._rope: Rope
+        self._reuse: Reuse | None = None
         self._current: Reply | None = None
         self._thread = threading.Thread(target=self._run, name="edgekv-mlx", daemon=False)
 
@@ -160,6 +187,13 @@ class Engine:
         reply = Reply()
         self._jobs.put(lambda: self._answer(request, reply))
         return reply
+
+    def notices(self) -> list[str]:
+        """What the user should be told that came after the last reply, as when a disk was full."""
+        found = []
+        while not self._notices.empty():
+            found.append(self._notices.get())
+        return found
 
     def close(self) -> None:
         """Stop the reply under way, then the thread; returns when it has ended."""
@@ -188,6 +222,8 @@ class Engine:
         except BaseException as error:
             self._loaded.put(error)
         finally:
+            if self._reuse is not None:
+                self._reuse.close()
             # A thread that ends with MLX streams of its own races with the interpreter's exit:
             # 9 of 30 processes that did nothing else aborted (mlx 0.32.4), none that cleared them.
             mx.clear_streams()
@@ -200,9 +236,15 @@ class Engine:
         checkpoint = open_checkpoint(self._path)
         config = checkpoint.config
         shape = ModelShape.from_config(config)
-        self._rope = make_rope(config, shape.head_dim)
         self._model = build(config, checkpoint.weights)
+        self._reuse = self._make_reuse(make_rope(config, shape.head_dim))
         return Loaded(config, shape, checkpoint.tokenizer, time.perf_counter() - start)
+
+    def _make_reuse(self, rope: Rope) -> Reuse:
+        if self._store is None:
+            return Reuse("", rope, self._notices.put)
+        model = f"{fingerprint(self._path, self._store)} mlx {version('mlx')}"
+        return Reuse(model, rope, self._notices.put, BlockFiles(self._store))
 
     def _answer(self, request: Request, reply: Reply) -> None:
         self._current = reply
@@ -215,25 +257,44 @@ class Engine:
 
     def _generate(self, request: Request, reply: Reply) -> Finished:
         _check_memory(request.policy)
+        assert self._reuse is not None
         start = time.perf_counter()
-        cache = SequenceCache(request.policy, self._rope)
-        tally = _Tally(cache, len(request.prompt), start)
+        sequence = self._reuse.begin(request.prompt, request.policy, request.session)
+        tally = _Tally(sequence.cache, len(request.prompt), sequence.cached_tokens, start)
+        reason = self._reply(request, reply, sequence, tally)
+        finished = tally.finished(reason)
+        self._reuse.end(sequence)
+        self._pass_on_notices(reply)
+        return finished
+
+    def _pass_on_notices(self, reply: Reply) -> None:
+        for text in self.notices():
+            reply.put(Notice(text))
+
+    def _reply(
+        self, request: Request, reply: Reply, sequence: Tracked, tally: "_Tally"
+    ) -> FinishReason:
+        assert self._reuse is not None
+        reuse, cached = self._reuse, sequence.cached_tokens
+        self._pass_on_notices(reply)
 
         def progress(done: int, total: int) -> None:
             tally.measure()
-            reply.put(Prefilled(done, total))
+            reuse.keep(sequence)
+            reply.put(Prefilled(cached + done, cached + total))
 
+        rest = request.prompt[cached:]
         try:
-            logits = prefill(self._model, cache, request.prompt, progress, lambda: reply.cancelled)
+            logits = prefill(self._model, sequence.cache, rest, progress, lambda: reply.cancelled)
         except Cancelled:
-            return tally.finished("cancelled")
-        return tally.finished(self._stream(request, reply, cache, logits, tally))
+            return "cancelled"
+        return self._stream(request, reply, sequence, logits, tally)
 
     def _stream(
         self,
         request: Request,
         reply: Reply,
-        cache: SequenceCache,
+        sequence: Tracked,
         logits: mx.array,
         tally: "_Tally",
     ) -> FinishReason:
@@ -248,8 +309,12 @@ class Engine:
         sampler = make_sampler(sampling, seed)
         detokenizer, stops = tokenizer.detokenizer(), StopFilter(request.stops)
         reason: FinishReason = "length"
-        for token in decode(self._model, cache, logits, sampler, penalty, request.max_tokens):
+        assert self._reuse is not None
+        tokens = decode(self._model, sequence.cache, logits, sampler, penalty, request.max_tokens)
+        for token in tokens:
             tally.token()
+            sequence.tokens.append(token)
+            self._reuse.keep(sequence)
             if token in tokenizer.eos_ids:
                 reason = "stop"
                 break
@@ -269,9 +334,12 @@ def _show(reply: Reply, text: str) -> None:
 class _Tally:
     """Counts and times of one reply."""
 
-    def __init__(self, cache: SequenceCache, prompt_tokens: int, start: float) -> None:
+    def __init__(
+        self, cache: SequenceCache, prompt_tokens: int, cached_tokens: int, start: float
+    ) -> None:
         self._cache = cache
         self._prompt_tokens = prompt_tokens
+        self._cached_tokens = cached_tokens
         self._start = start
         self._first: float | None = None
         self._tokens = 0
@@ -299,6 +367,7 @@ class _Tally:
             decode_s=now - first,
             kv_bytes=self._cache.nbytes,
             kv_peak_bytes=self._peak,
+            cached_tokens=self._cached_tokens,
         )
 
 

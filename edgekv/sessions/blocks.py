@@ -1,0 +1,219 @@
+"""BlockFiles: closed blocks and tails on disk, one file each, under one quota."""
+
+import shutil
+import sqlite3
+from array import array
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from edgekv.sessions.entry import Entry, Kind, Refused, decode, encode
+from edgekv.sessions.files import private_folder, sweep_temporary, write_whole
+from edgekv.sessions.lock import locked_sessions
+from edgekv.sessions.records import StoreUnavailable
+from edgekv.sessions.store import Store
+
+QUOTA = 4_000_000_000
+SHARE_OF_DISK = 10
+"""The quota is at most one part in so many of what the disk has free."""
+
+TAILS_KEPT = 4
+"""Tails of a session: so many of its last turns can be gone back to without recomputing any."""
+
+MAX_DAMAGED = 8
+"""Files set aside at the most, to be looked at."""
+
+_IN_SQL = 500
+"""Values in one statement, below SQLite's limit."""
+
+
+class BlockFiles:
+    """The files of a store's blocks and their index. Threads may share one.
+
+    A file that is not what the index promises is set aside. The quota counts the database, the
+    files and what was set aside; it is kept at every write, and `enforce` keeps it at start.
+    """
+
+    def __init__(self, store: Store, quota: int | None = None) -> None:
+        self._store = store
+        self._db = store.db
+        self.folder = store.folder / "blocks"
+        self._aside = store.folder / "damaged"
+        self.quota = self._default_quota() if quota is None else quota
+
+    @property
+    def writable(self) -> bool:
+        return self._db.writable
+
+    def _default_quota(self) -> int:
+        free = shutil.disk_usage(self._store.folder).free
+        return min(QUOTA, (free + self.nbytes) // SHARE_OF_DISK)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on disk of all that the quota counts."""
+        (entries,) = self._db.read("SELECT coalesce(sum(nbytes), 0) FROM entries")[0]
+        log = self._db.path.with_name(f"{self._db.path.name}-wal")
+        beside = [self._db.path, log, *self._aside.glob("*")]
+        return int(entries) + sum(path.stat().st_size for path in beside if path.exists())
+
+    def path(self, key: str) -> Path:
+        return self.folder / key[:2] / f"{key}.safetensors"
+
+    def known(self, keys: Sequence[str]) -> set[str]:
+        """Those of the keys that are on disk."""
+        found: set[str] = set()
+        for part in _parts(keys):
+            query = f"SELECT key FROM entries WHERE key IN ({_marks(part)})"
+            found.update(key for (key,) in self._db.read(query, *part))
+        return found
+
+    def tails(self, base: str) -> list[tuple[str, tuple[int, ...]]]:
+        """(key, fp16 tokens) of every tail behind those blocks."""
+        query = "SELECT key, suffix FROM entries WHERE kind = 'tail' AND base = ?"
+        return [(key, tuple(array("I", suffix))) for key, suffix in self._db.read(query, base)]
+
+    def load(self, key: str, kind: Kind, base: str, tokens: tuple[int, ...]) -> Entry | None:
+        """An entry from its file; None where the file has gone.
+
+        Raises Refused, with the file set aside, where it is not what it should be.
+        """
+        path = self.path(key)
+        try:
+            return decode(path.read_bytes(), key, kind, base, tokens)
+        except FileNotFoundError:
+            self._forget(key)
+            return None
+        except (OSError, Refused) as fault:
+            self.set_aside(key)
+            reason = fault.strerror if isinstance(fault, OSError) else fault
+            raise Refused(f"{kind} {key[:12]}: {reason}") from fault
+
+    def set_aside(self, key: str) -> None:
+        """Take a file out of use, and keep it to be looked at."""
+        try:
+            private_folder(self._aside)
+            self.path(key).replace(self._aside / f"{key}.safetensors")
+            old = sorted(self._aside.glob("*"), key=lambda path: path.stat().st_mtime)
+            for path in old[:-MAX_DAMAGED]:
+                path.unlink(missing_ok=True)
+        except OSError:
+            # Where nothing can be moved the index alone can forget it, or not even that.
+            pass
+        self._forget(key)
+
+    def _forget(self, key: str) -> None:
+        if self.writable:
+            with self._db.transaction() as db:
+                db.execute("DELETE FROM entries WHERE key = ?", (key,))
+
+    def put(self, session: str, entries: Sequence[Entry]) -> None:
+        """Write entries for a session. Raises OSError or StoreUnavailable when that fails.
+
+        Raises StoreUnavailable too where the quota has no room that could be made.
+        """
+        new = [e for e in entries if e.key not in self.known([e.key])]
+        contents = [encode(entry) for entry in new]
+        self.make_room(sum(map(len, contents)), session)
+        for entry, content in zip(new, contents, strict=True):
+            private_folder(self.path(entry.key).parent)
+            write_whole(self.path(entry.key), content)
+        with self._db.transaction() as db:
+            for entry, content in zip(new, contents, strict=True):
+                suffix = array("I", entry.tokens if entry.kind == "tail" else ()).tobytes()
+                db.execute(
+                    "INSERT OR REPLACE INTO entries VALUES (?, ?, ?, ?, ?, 0)",
+                    (entry.key, entry.kind, entry.base, suffix, len(content)),
+                )
+            _hold(db, session, [entry.key for entry in entries])
+
+    def use(self, session: str, keys: Sequence[str]) -> None:
+        """Say that a session stands on those entries now: they are the last to be evicted."""
+        with self._db.transaction() as db:
+            _hold(db, session, [key for key in keys if key in self.known(keys)])
+            stale = db.execute(
+                "SELECT key FROM holds JOIN entries USING (key) WHERE session = ?"
+                " AND kind = 'tail' ORDER BY used DESC LIMIT -1 OFFSET ?",
+                (session, TAILS_KEPT),
+            ).fetchall()
+            db.executemany(
+                "DELETE FROM holds WHERE session = ? AND key = ?",
+                [(session, key) for (key,) in stale],
+            )
+        self.collect()
+
+    def collect(self) -> int:
+        """Remove the entries that no session holds; returns their bytes."""
+        rows = self._db.read(
+            "SELECT key, nbytes FROM entries WHERE key NOT IN (SELECT key FROM holds)"
+        )
+        return self._remove(rows)
+
+    def enforce(self) -> int:
+        """Bring the store under its quota and sweep temporary files; returns bytes removed."""
+        sweep_temporary(self._store.folder)
+        before = self.nbytes
+        self._evict(before - self.quota, None)
+        return before - self.nbytes
+
+    def make_room(self, nbytes: int, session: str | None) -> None:
+        """Evict until so many more bytes fit. Raises StoreUnavailable where they cannot."""
+        if not self._evict(self.nbytes + nbytes - self.quota, session):
+            raise StoreUnavailable(
+                f"the {self.quota:,} bytes for stored sessions are full of pinned ones and of "
+                "those in use"
+            )
+
+    def _evict(self, excess: int, session: str | None) -> bool:
+        """Remove at least so many bytes, least recently used first; whether that could be done.
+
+        What pinned sessions and sessions in use hold stays; of its own, the session that writes
+        gives up the oldest.
+        """
+        if excess <= 0:
+            return True
+        kept = locked_sessions(self._store.folder / "locks")
+        kept |= {one.id for one in self._store.sessions() if one.pinned}
+        kept.discard(session or "")
+        own = {key for (key,) in self._db.read("SELECT key FROM holds WHERE session = ?", session)}
+        held: set[str] = set()
+        for one in kept:
+            rows = self._db.read("SELECT key FROM holds WHERE session = ?", one)
+            held.update(key for (key,) in rows)
+        chosen = []
+        rows = self._db.read("SELECT key, nbytes FROM entries ORDER BY used")
+        free = [row for row in rows if row[0] not in held]
+        for row in sorted(free, key=lambda row: row[0] in own):
+            if excess <= 0:
+                break
+            chosen.append(row)
+            excess -= row[1]
+        self._remove(chosen)
+        return excess <= 0
+
+    def _remove(self, rows: Sequence[tuple[str, int]]) -> int:
+        if not rows:
+            return 0
+        # The index first: a file without a row is an orphan, a row without a file a false hope.
+        with self._db.transaction() as db:
+            db.executemany("DELETE FROM entries WHERE key = ?", [(key,) for key, _ in rows])
+            db.executemany("DELETE FROM holds WHERE key = ?", [(key,) for key, _ in rows])
+        for key, _ in rows:
+            self.path(key).unlink(missing_ok=True)
+        return sum(nbytes for _, nbytes in rows)
+
+
+def _hold(db: sqlite3.Connection, session: str, keys: Iterable[str]) -> None:
+    """A session stands on entries, in this order, the last being the last used."""
+    (used,) = db.execute("SELECT coalesce(max(used), 0) FROM entries").fetchone()
+    for key in keys:
+        used += 1
+        db.execute("UPDATE entries SET used = ? WHERE key = ?", (used, key))
+        db.execute("INSERT OR IGNORE INTO holds VALUES (?, ?)", (session, key))
+
+
+def _parts(keys: Sequence[str]) -> list[Sequence[str]]:
+    return [keys[at : at + _IN_SQL] for at in range(0, len(keys), _IN_SQL)]
+
+
+def _marks(values: Sequence[str]) -> str:
+    return ", ".join("?" * len(values))
