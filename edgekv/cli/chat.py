@@ -47,7 +47,7 @@ def _open_app(settings: Settings, session: str | None, last: bool, persist: bool
     try:
         app.run()
     finally:
-        app.close_models()
+        app.close()
     if app.return_code:
         sys.exit(app.return_code)
 

@@ -60,7 +60,7 @@ class PlainChat:
 
         name = self._base.config.model
         path = download.locate(catalog.resolve(name), progress=download.for_stderr())
-        self._model = load(name, path)
+        self._model = load(name, path, self._store)
         try:
             with _history(self._persist):
                 self._greet()
@@ -69,6 +69,8 @@ class PlainChat:
         finally:
             self._chat.close()
             self._model.close()
+            if self._store is not None:
+                self._store.close()
 
     def _greet(self) -> None:
         _say(f"{self._model.name}; /help says what can be typed")
@@ -97,12 +99,15 @@ class PlainChat:
         chat, settings = self._chat, self._base.of_session(self._chat.settings)
         said = chat.messages[: begun.position] if begun else list(chat.messages)
         start = begun.content if begun else ""
-        asked = self._model.ask(said, settings, start)
+        session = chat.session.id if chat.session and chat.persisted else None
+        asked = self._model.ask(said, settings, start, session)
         inbox = _Lines(chat, start, begun is not None)
         with _interrupt(asked.reply.cancel):
             follow(asked.reply, inbox)
         news = inbox.take()
         click.echo()
+        for text in (*news.notices, *self._model.notices()):
+            _say(text)
         if inbox.text:
             chat.end(inbox.text, (), news.finished.reason if news.finished else None)
         if news.error is not None:

@@ -113,7 +113,7 @@ class ChatApp(App[None]):
         path = download.find_local(catalog.resolve(name))
         if path is None:
             raise EdgekvError(f"model {name} is not on this machine: Ctrl+O gets it")
-        model = load(name, path, self._make_engine)
+        model = load(name, path, self.store, self._make_engine)
         self._open.append(model)
         return model
 
@@ -129,6 +129,12 @@ class ChatApp(App[None]):
             with contextlib.suppress(Exception):  # a model that did not load has nothing to close
                 await old
             await asyncio.to_thread(self.close_models)
+
+    def close(self) -> None:
+        """Called when the app has ended: the engine's thread, then the store."""
+        self.close_models()
+        if self.store is not None:
+            self.store.close()
 
     def close_models(self) -> None:
         """End the engines' threads. Called when the app has ended, and before another model."""

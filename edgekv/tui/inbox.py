@@ -15,6 +15,7 @@ class News:
     text: str = ""
     read: tuple[int, int] | None = None
     tokens: int = 0
+    notices: list[str] = field(default_factory=list)
     finished: "Finished | None" = None
     error: BaseException | None = None
 
@@ -41,6 +42,11 @@ class Inbox:
         with self._lock:
             self._parts.append(text)
             self._news.tokens += 1
+
+    def notice(self, text: str) -> None:
+        """Something that the user should know."""
+        with self._lock:
+            self._news.notices.append(text)
 
     def end(self, finished: "Finished | None" = None, error: BaseException | None = None) -> None:
         """Nothing more comes."""

@@ -8,10 +8,10 @@ from typing import Protocol
 
 from edgekv.cache.policy import CachePolicy
 from edgekv.conversation import Prompt, chat_prompt
-from edgekv.engine import Engine, Finished, Loaded, Prefilled, Reply, Request, Text
+from edgekv.engine import Engine, Finished, Loaded, Notice, Prefilled, Reply, Request, Text
 from edgekv.models.shape import ModelShape
 from edgekv.sampling import Sampling
-from edgekv.sessions import Message
+from edgekv.sessions import Message, Store
 from edgekv.tui.inbox import Inbox
 from edgekv.tui.settings import Settings
 from edgekv.tui.thinking import OPEN
@@ -24,10 +24,12 @@ class EnginePort(Protocol):
 
     def submit(self, request: Request) -> Reply: ...
 
+    def notices(self) -> list[str]: ...
+
     def close(self) -> None: ...
 
 
-MakeEngine = Callable[[Path], EnginePort]
+MakeEngine = Callable[[Path, Store | None], EnginePort]
 
 
 @dataclass(frozen=True)
@@ -52,9 +54,16 @@ class Model:
     def shape(self) -> ModelShape:
         return self.loaded.shape
 
-    def ask(self, messages: Sequence[Message], settings: Settings, begun: str = "") -> Asked:
+    def ask(
+        self,
+        messages: Sequence[Message],
+        settings: Settings,
+        begun: str = "",
+        session: str | None = None,
+    ) -> Asked:
         """Have the conversation answered; `begun` is what the reply already says.
 
+        session: the stored session whose KV may be kept on disk.
         Raises what rendering and the policy raise, each an EdgekvError.
         """
         prompt = self._prompt(messages, settings)
@@ -65,7 +74,8 @@ class Model:
             tokens += tuple(tokenizer.encode(rest))
         policy = settings.policy(self.shape, prompt)
         most = settings.longest(policy, len(tokens))
-        request = Request(tokens, policy, _sampling(settings), most, settings.stops)
+        sampling, stops = _sampling(settings), settings.stops
+        request = Request(tokens, policy, sampling, most, stops, session=session)
         return Asked(self._engine.submit(request), policy, len(tokens), thinking)
 
     def policy(self, settings: Settings) -> CachePolicy:
@@ -89,6 +99,10 @@ class Model:
         around = max(0, whole - sum(own[: len(users)])) / max(1, len(users))
         return [round(end) for end in accumulate(size + around for size in own)]
 
+    def notices(self) -> list[str]:
+        """What came up behind the last reply, as when the disk was full."""
+        return self._engine.notices()
+
     def close(self) -> None:
         """Stop what is under way and end the engine's thread."""
         self._engine.close()
@@ -101,9 +115,14 @@ class Model:
         return chat_prompt(self.loaded.tokenizer, said, **values)
 
 
-def load(name: str, path: Path, make_engine: MakeEngine | None = None) -> Model:
-    """Load a model; returns when it is ready. Raises what loading raises."""
-    engine = (make_engine or Engine)(path)
+def load(
+    name: str, path: Path, store: Store | None = None, make_engine: MakeEngine | None = None
+) -> Model:
+    """Load a model; returns when it is ready. Raises what loading raises.
+
+    store: where KV is kept and found again; closed by the caller, after the model.
+    """
+    engine = (make_engine or Engine)(path, store)
     return Model(name, engine, engine.start())
 
 
@@ -116,6 +135,8 @@ def follow(reply: Reply, inbox: Inbox) -> None:
                     inbox.write(text)
                 case Prefilled(done, total):
                     inbox.reading(done, total)
+                case Notice(text):
+                    inbox.notice(text)
                 case Finished():
                     inbox.end(event)
     except BaseException as error:

@@ -43,6 +43,8 @@ class Stage(Protocol):
 
     def fault(self, text: str) -> None: ...
 
+    def offer(self, text: str) -> None: ...
+
 
 @dataclass
 class Outcome:
@@ -117,7 +119,8 @@ class ReplyRun:
         chat = self._stage.chat
         said = chat.messages[: None if self._message is None else self._message.position]
         self._stage.show_activity(Activity("reading", unit="tokens"))
-        asked = await asyncio.to_thread(model.ask, list(said), self._settings, self._text)
+        session = chat.session.id if chat.session and chat.persisted else None
+        asked = await asyncio.to_thread(model.ask, list(said), self._settings, self._text, session)
         self._asked = asked
         if self.stopped:
             asked.reply.cancel()
@@ -144,6 +147,8 @@ class ReplyRun:
             pause = max(LOOK_S, SHARE * (time.monotonic() - start))
 
     async def _show(self, asked: "Asked", news: News) -> None:
+        for text in news.notices:
+            self._stage.offer(text)
         if news.text:
             await self._write(news.text, asked.thinking)
         if not news.over:

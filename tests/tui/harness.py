@@ -146,7 +146,7 @@ async def running(model, script=None, size=(100, 30), ready=True, **options):
             driver.screen.stop_reply()
             await driver.idle()
         driver.screen.chat.close()
-    app.close_models()
+    app.close()
 
 
 def stored(n, name="old", text="message {}"):

@@ -2,7 +2,7 @@
 
 import threading
 
-from edgekv.engine import Finished, Loaded, Prefilled, Reply, Text
+from edgekv.engine import Finished, Loaded, Notice, Prefilled, Reply, Text
 from edgekv.models.shape import ModelShape
 from edgekv.template import ChatTemplate
 from edgekv.tokenizer import Tokenizer
@@ -46,8 +46,9 @@ class Script:
         self.requests = []
         self.engines = []
         self.cached = 0
+        self.notices = []
 
-    def __call__(self, path):
+    def __call__(self, path, store):
         engine = ScriptedEngine(self)
         self.engines.append(engine)
         return engine
@@ -103,6 +104,8 @@ class ScriptedEngine:
             if isinstance(piece, BaseException):
                 reply.put(piece)
                 return
+            if isinstance(piece, Notice):
+                reply.put(piece)
             if isinstance(piece, str):
                 tokens += 1
                 reply.put(Text(piece))
@@ -122,6 +125,9 @@ class ScriptedEngine:
             kv_bytes=request.policy.nbytes,
             kv_peak_bytes=request.policy.nbytes,
         )
+
+    def notices(self):
+        return self.script.notices
 
     def close(self):
         self.closed = True

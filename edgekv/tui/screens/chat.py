@@ -97,6 +97,10 @@ class ChatScreen(Screen[None]):
         """Say what went wrong, above the prompt. May be called from any thread."""
         self.app.call_later(self.banner.fault, text)
 
+    def offer(self, text: str) -> None:
+        """Say what is so, or what can be done, above the prompt."""
+        self.app.call_later(self.banner.offer, text)
+
     def toast(self, text: str) -> None:
         """Say something in passing."""
         self.app.notify(one_line(text, 300), markup=False)
@@ -274,6 +278,8 @@ class ChatScreen(Screen[None]):
 
     def reply(self, begun: Message | None = None) -> None:
         """Have the conversation answered; `begun` is a reply to go on with."""
+        for text in self.chat_app.loaded.notices() if self.chat_app.loaded else []:
+            self.offer(text)
         self._run = run = ReplyRun(self, self.settings, begun)
         self._over.clear()
         self.run_worker(self._reply(run), group="reply", exclusive=True, exit_on_error=False)
