@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,21 +14,22 @@ from textual.screen import Screen
 from edgekv import catalog, config, download
 from edgekv.errors import EdgekvError
 from edgekv.sessions import Session, SessionNotFound, Store
-from edgekv.sessions.files import private_folder
 from edgekv.tui.chat import Chat, Say
 from edgekv.tui.commands import COMMANDS
+from edgekv.tui.preferences import load_preferences, save_preferences
 from edgekv.tui.preview import Quality
 from edgekv.tui.prompts import PromptHistory
 from edgekv.tui.screens.chat import ChatScreen
 from edgekv.tui.screens.models import ListModels
 from edgekv.tui.settings import Settings
+from edgekv.tui.themes import THEMES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from edgekv.tui.model import MakeEngine, Model
 
-HISTORY = "prompts.jsonl"
+HISTORY, PREFERENCES = "prompts.jsonl", "chat.json"
 MOUSE = (1000, 1003, 1006)
 """The modes of xterm in which it reports the mouse."""
 
@@ -63,33 +64,45 @@ class ChatApp(App[None]):
         self.store: Store | None = None
         self.settings = start.settings
         self.model_name = start.settings.config.model
-        self.bell_rings = False
+        self.preferences = load_preferences(_data(PREFERENCES))
         self._make_engine = make_engine
         self._model: asyncio.Future[Model] | None = None
         self._open: list[Model] = []
         self.prompts = PromptHistory()
 
     def on_mount(self) -> None:
-        self.push_screen(ChatScreen())
+        for theme in THEMES:
+            self.register_theme(theme)
+        wanted = self.preferences.theme
+        if wanted in self.available_themes:
+            self.theme = str(wanted)
+        self.push_screen(ChatScreen(self.settings))
+
+    def choose_theme(self, theme: str) -> None:
+        """Draw with a theme from now on, and the next time. Raises EdgekvError."""
+        self.theme = theme
+        self.prefer(theme=theme)
 
     def open_store(self) -> None:
         """Open what is on disk; called on a thread. Raises StoreUnavailable."""
         if self.start.persist:
-            if not _off().exists():
-                self.prompts.keep(_history())
+            if self.preferences.history:
+                self.prompts.keep(_data(HISTORY))
             self.store = Store()
 
+    def prefer(self, **changes: object) -> None:
+        """Change preferences and, where anything may be written, keep them. Raises EdgekvError."""
+        self.preferences = replace(self.preferences, **changes)  # type: ignore[arg-type]
+        if self.start.persist:
+            save_preferences(_data(PREFERENCES), self.preferences)
+
     def keep_prompts(self, keep: bool) -> None:
-        """Remember prompts from now on, or forget all of them. Raises OSError."""
-        off = _off()
+        """Remember prompts from now on, or forget all of them. Raises EdgekvError."""
         if not keep:
-            private_folder(off.parent)
-            off.touch()
             self.prompts.forget()
-        else:
-            off.unlink(missing_ok=True)
-            if self.start.persist:
-                self.prompts.keep(_history())
+        elif self.start.persist:
+            self.prompts.keep(_data(HISTORY))
+        self.prefer(history=keep)
 
     # The model
 
@@ -209,12 +222,8 @@ def _runner(chat: ChatScreen, name: str) -> Callable[[], None]:
     return lambda: chat.run_command(name)
 
 
-def _history() -> Path:
-    return config.paths().data / HISTORY
-
-
-def _off() -> Path:
-    return config.paths().data / "prompts.off"
+def _data(name: str) -> Path:
+    return config.paths().data / name
 
 
 def _failed(done: "asyncio.Future[Any] | Future[Any]") -> bool:

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from edgekv.errors import DamagedFile, EdgekvError, InvalidValue
+from edgekv.errors import DamagedFile, InvalidValue
 from edgekv.sessions import Message
 from edgekv.tui.printable import typed
+from edgekv.tui.private import refusal
 
 FORMAT = 1
 LARGEST = 64 << 20
@@ -33,7 +34,7 @@ def write_export(path: Path, facts: Facts, messages: Sequence[Message]) -> None:
     try:
         path.write_text(text, "utf-8")
     except OSError as error:
-        raise EdgekvError(f"cannot write {path}: {error.strerror or error}") from None
+        raise refusal(path, error) from None
 
 
 def _json(facts: Facts, messages: Sequence[Message]) -> str:

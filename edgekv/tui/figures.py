@@ -7,7 +7,8 @@ def thousands(number: int) -> str:
         return str(number)
     scale, unit = (1000, "k") if number < 999_500 else (1_000_000, "M")
     value = number / scale
-    return f"{value:.0f}{unit}" if value >= 100 or value == int(value) else f"{value:.1f}{unit}"
+    digits = f"{value:.0f}" if value >= 100 else f"{value:.1f}".removesuffix(".0")
+    return digits + unit
 
 
 def size(nbytes: float) -> str:

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from edgekv.sessions.files import private_folder, write_whole
+from edgekv.tui.private import refusal, write_private
 
 MOST = 1000
 LONGEST = 20_000
@@ -25,16 +25,15 @@ class PromptHistory:
         self._at = len(self._prompts)
 
     def add(self, prompt: str) -> None:
-        """Remember a prompt that was sent. Raises OSError."""
+        """Remember a prompt that was sent. Raises EdgekvError."""
         self._at = len(self._prompts)
         if len(prompt) > LONGEST or prompt in self._prompts[-1:]:
             return
         self._prompts = [*self._prompts, prompt][-MOST:]
         self._at = len(self._prompts)
         if self._path is not None:
-            private_folder(self._path.parent)
             lines = "".join(json.dumps(each) + "\n" for each in self._prompts)
-            write_whole(self._path, lines.encode())
+            write_private(self._path, lines)
 
     def earlier(self, typed: str) -> str | None:
         """The prompt before; `typed` comes back when going forth to the end."""
@@ -53,9 +52,12 @@ class PromptHistory:
         return self._prompts[self._at] if self._at < len(self._prompts) else self._typed
 
     def forget(self) -> None:
-        """Keep nothing from now on, and remove what was kept. Raises OSError."""
+        """Keep nothing from now on, and remove what was kept. Raises EdgekvError."""
         if self._path is not None:
-            self._path.unlink(missing_ok=True)
+            try:
+                self._path.unlink(missing_ok=True)
+            except OSError as error:
+                raise refusal(self._path, error) from None
         self._path, self._prompts, self._at = None, [], 0
 
 

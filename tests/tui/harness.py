@@ -6,7 +6,8 @@ import time
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
-from textual.events import Key
+from textual.events import Key, Resize
+from textual.geometry import Size
 
 from edgekv import config
 from edgekv.sessions import Store
@@ -100,8 +101,14 @@ class Driver:
     async def idle(self):
         await self.until(lambda: not self.screen.running, "the reply ends")
 
+    async def resize(self, width, height):
+        self.app._driver._size = (width, height)
+        self.app.post_message(Resize(Size(width, height), Size(width, height)))
+        await self.pilot.pause(0)
+
     async def put(self, text):
         """A prompt that is there at once."""
+        self.composer.focus()
         self.screen.prompt.value = text
         await self.pilot.pause(0)
 

@@ -9,6 +9,7 @@ from edgekv.tui.actions.registry import action
 from edgekv.tui.preview import Preview, preview
 from edgekv.tui.screens.memory import MemoryScreen
 from edgekv.tui.settings import SAMPLING, Settings
+from edgekv.tui.startup import choose_model, use_model
 
 if TYPE_CHECKING:
     from edgekv.tui.screens.chat import ChatScreen
@@ -18,10 +19,10 @@ if TYPE_CHECKING:
 async def model(screen: "ChatScreen", argument: str) -> None:
     if argument and not screen.chat_app.is_here(argument):
         raise EdgekvError(f"model {argument} is not on this machine: Ctrl+O gets it")
-    name = argument or await screen.choose_model()
+    name = argument or await choose_model(screen)
     if name and name != screen.chat_app.model_name:
         await screen.stop_and_wait()
-        await screen.use_model(name)
+        await use_model(screen, name)
 
 
 @action

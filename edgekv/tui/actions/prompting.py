@@ -83,9 +83,6 @@ def run_outside(screen: "ChatScreen", command: str, path: Path) -> None:
 def history(screen: "ChatScreen", argument: str) -> None:
     if argument not in ("on", "off"):
         raise InvalidValue("/history takes on or off")
-    try:
-        screen.chat_app.keep_prompts(argument == "on")
-    except OSError as error:
-        raise EdgekvError(f"the history cannot be changed: {error.strerror or error}") from None
+    screen.chat_app.keep_prompts(argument == "on")
     kept = "prompts are remembered" if argument == "on" else "prompts are forgotten and not kept"
     screen.toast(kept)

@@ -21,14 +21,14 @@ def theme(screen: "ChatScreen", argument: str) -> None:
     if argument not in screen.app.available_themes:
         known = ", ".join(sorted(screen.app.available_themes))
         raise InvalidValue(f"no theme {argument!r}; known are {known}")
-    screen.app.theme = argument
+    screen.chat_app.choose_theme(argument)
 
 
 @action
 def bell(screen: "ChatScreen", argument: str) -> None:
     if argument not in ("on", "off"):
         raise InvalidValue("/bell takes on or off")
-    screen.chat_app.bell_rings = argument == "on"
+    screen.chat_app.prefer(bell=argument == "on")
 
 
 @action

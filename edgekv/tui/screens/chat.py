@@ -24,6 +24,7 @@ from edgekv.tui.printable import one_line
 from edgekv.tui.reply import Outcome, ReplyRun
 from edgekv.tui.screens.ask import AskText
 from edgekv.tui.settings import Settings
+from edgekv.tui.startup import start
 from edgekv.tui.widgets.activity import Activity, ActivityLine
 from edgekv.tui.widgets.banner import Banner
 from edgekv.tui.widgets.composer import Composer
@@ -61,9 +62,10 @@ class ChatScreen(Screen[None]):
     activity = getters.query_one(ActivityLine)
     prompt = getters.query_one(PromptBox)
 
-    def __init__(self) -> None:
+    def __init__(self, settings: Settings) -> None:
         super().__init__()
         self.chat = Chat(None, self.fault)
+        self.settings = settings
         self.context = Context()
         self.deleted: list[str] = []
         self.looked_for = ""
@@ -88,8 +90,9 @@ class ChatScreen(Screen[None]):
         return cast("ChatApp", self.app)
 
     @property
-    def settings(self) -> Settings:
-        return self.chat_app.settings.of_session(self.chat.settings)
+    def model_title(self) -> str:
+        """The model's name, a path's last part."""
+        return one_line(self.chat_app.model_name.rpartition("/")[2])
 
     # What is shown
 
@@ -113,8 +116,7 @@ class ChatScreen(Screen[None]):
         """The head line: title, model, and whether it is kept."""
         kept = "" if self.chat.persisted else " · not stored"
         title = one_line(self.chat.title, 120)
-        model = one_line(self.chat_app.model_name.rpartition("/")[2])
-        line = Content.assemble((title, "bold"), f" · {model}{kept}")
+        line = Content.assemble((title, "bold"), f" · {self.model_title}{kept}")
         self.query_one("#title", Static).update(line)
 
     def show_activity(self, activity: Activity | None) -> None:
@@ -182,6 +184,7 @@ class ChatScreen(Screen[None]):
             self.save_draft()
         self.chat.close()
         self.chat = chat
+        self.settings = self.chat_app.settings.of_session(chat.settings)
         self.context = Context()
         self.banner.dismiss()
         self.composer.value = chat.session.draft if chat.session else ""
@@ -215,7 +218,7 @@ class ChatScreen(Screen[None]):
     async def configure(self, settings: Settings) -> None:
         """Other settings for this conversation."""
         self.chat.configure(self.chat_app.model_name, settings.stored())
-        self.chat_app.settings = settings
+        self.settings = settings
         await self.measure()
 
     # The prompt
@@ -256,7 +259,7 @@ class ChatScreen(Screen[None]):
         self.composer.value = ""
         message = self.chat.say(text)
         self.save_draft()
-        with contextlib.suppress(OSError):  # a prompt that cannot be recalled is no fault
+        with contextlib.suppress(EdgekvError):  # a prompt that cannot be recalled is no fault
             self.chat_app.prompts.add(text)
         await self.transcript.to_end(self.chat.messages[:-1])
         await self.transcript.add(message)
@@ -297,7 +300,7 @@ class ChatScreen(Screen[None]):
         if finished is not None:
             self.context.finished(finished, len(self.chat.messages))
             self.show_context()
-            if self.chat_app.bell_rings and finished.decode_s > BELL_S:
+            if self.chat_app.preferences.bell and finished.decode_s > BELL_S:
                 self.app.bell()
         if outcome.message is None and not self.banner.text:
             self.banner.offer("stopped before the first word: F5 answers it after all")
@@ -321,37 +324,6 @@ class ChatScreen(Screen[None]):
         """Stop the reply under way, and go on when what there is of it is kept."""
         if self.stop_reply():
             await self._over.wait()
-
-    # Models
-
-    async def choose_model(self, first_run: bool = False) -> str | None:
-        """Ask which model to use; downloads it where it is not here."""
-        from edgekv.tui.screens.models import ModelsScreen
-
-        app = self.chat_app
-        models = await asyncio.to_thread(app.start.list_models)
-        screen = ModelsScreen(models, app.model_name, app.measure_download, first_run)
-        return await self.app.push_screen_wait(screen)
-
-    async def use_model(self, name: str) -> None:
-        """Switch the model of the app and of this conversation."""
-        await self.chat_app.use_model(name)
-        self.chat.configure(name, self.settings.stored())
-        self.context = Context()
-        self.show_title()
-        self.show_context()
-        await self.load_model()
-
-    async def load_model(self) -> None:
-        """Load the model, saying so; a fault is shown and can be met by another choice."""
-        self.show_activity(Activity(f"loading {self.chat_app.model_name}", hint=""))
-        try:
-            await asyncio.shield(self.chat_app.model())
-        except Exception as error:
-            self.fault(f"{in_a_line(error)} (Ctrl+O: other models)")
-        if not self.running:
-            self.show_activity(None)
-        await self.measure()
 
     # Commands
 
@@ -387,37 +359,7 @@ class ChatScreen(Screen[None]):
     def on_mount(self) -> None:
         self.composer.focus()
         self.show_title()
-        self.call_after_refresh(lambda: self.run_worker(self._start()))
-
-    async def _start(self) -> None:
-        """After the first paint: the store, the conversation, then the model."""
-        app = self.chat_app
-        try:
-            await asyncio.to_thread(app.open_store)
-        except EdgekvError as error:
-            self.fault(f"nothing is kept: {error}")
-        await self.open(await self._first_chat())
-        self.started = True
-        try:
-            here = await asyncio.to_thread(app.is_here, app.model_name)
-        except EdgekvError as error:
-            self.fault(f"{error} (Ctrl+O: other models)")
-            return
-        if not here:
-            name = await self.choose_model(first_run=True)
-            if name is None:
-                self.banner.offer("no model is here yet: Ctrl+O gets one")
-                return
-            await app.first_model(name)
-            self.show_title()
-        await self.load_model()
-
-    async def _first_chat(self) -> Chat:
-        try:
-            return await asyncio.to_thread(self.chat_app.first_chat, self.fault) or self.new_chat()
-        except EdgekvError as error:
-            self.fault(str(error))
-            return self.new_chat()
+        self.call_after_refresh(lambda: self.run_worker(start(self)))
 
     @on(Transcript.EarlierWanted)
     async def _earlier(self, event: Transcript.EarlierWanted) -> None:

@@ -18,6 +18,7 @@ from textual.widgets.option_list import Option
 from edgekv.tui.figures import size
 from edgekv.tui.printable import one_line
 
+PULL = (sys.executable, "-m", "edgekv", "models", "pull")
 LOOK_S = 0.25
 PATIENCE_S = 6.0
 """Seconds that a cancelled download has to put its files away."""
@@ -111,10 +112,9 @@ class ModelsScreen(ModalScreen[str | None]):
         bar = self.query_one(ProgressBar)
         bar.display = True
         bar.update(total=model.nbytes, progress=0)
-        command = ("-m", "edgekv", "models", "pull", model.name)
         self._process = process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *command,
+            *PULL,
+            model.name,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
