@@ -4,8 +4,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 import mlx.core as mx
 
+from edgekv.cache.host import HostStep
 from edgekv.cache.sequence import SequenceCache
-from edgekv.cache.step import make_step
+from edgekv.cache.step import make_step, takes_one
 from edgekv.metal.tile import BLOCK
 from edgekv.models.layers import Decoder
 from edgekv.sampling import RepetitionPenalty, Sampler
@@ -23,6 +24,8 @@ class Cancelled(Exception):
 
 def forward(model: Decoder, cache: SequenceCache, tokens: mx.array) -> mx.array:
     """Take tokens (n,) into a sequence; returns their hidden states (n, hidden_size)."""
+    if model.host is not None and takes_one(cache, tokens.shape[0]):
+        return model.host(tokens, HostStep(cache))
     return model(tokens, make_step(cache, tokens.shape[0]))
 
 

@@ -63,11 +63,18 @@ class BlockPool:
         ):
             stored[index] = new
 
+    def blocks(self, layer: int) -> Blocks:
+        """The arrays of one layer, of every slot, used or not."""
+        return self._layers[layer]
+
     def read(self, layer: int, slots: Sequence[int]) -> Blocks:
         """The blocks in those slots, in order: a view where slots ascend by one, else a copy."""
         keys, values = self._layers[layer]
-        first, last = slots[0], slots[0] + len(slots)
-        if list(slots) == list(range(first, last)):
-            return Blocks(tuple(a[first:last] for a in keys), tuple(a[first:last] for a in values))
-        index = mx.array(list(slots))
+        index = as_slice(slots) or mx.array(list(slots))
         return Blocks(tuple(a[index] for a in keys), tuple(a[index] for a in values))
+
+
+def as_slice(slots: Sequence[int]) -> slice | None:
+    """The slice that takes these slots, where they ascend by one."""
+    taken = slice(slots[0], slots[0] + len(slots))
+    return taken if list(slots) == list(range(taken.start, taken.stop)) else None

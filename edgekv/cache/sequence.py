@@ -4,6 +4,7 @@ from collections import deque
 from dataclasses import dataclass
 
 import mlx.core as mx
+import numpy as np
 
 from edgekv.cache.policy import RECENT_BLOCKS, CachePolicy, LayerPolicy
 from edgekv.cache.pool import BlockPool
@@ -29,8 +30,8 @@ class LayerArrays:
         return cls(mx.zeros((2, layer.n_kv_heads, tokens, layer.head_dim), mx.float16))
 
     def copy(self) -> "LayerArrays":
-        # `array[:]` is a new handle: writing to one handle leaves the other as it was.
-        return LayerArrays(self.hot[:])
+        # Memory of its own, because the host writes into it in place (see cache/host.py).
+        return LayerArrays(mx.array(np.array(self.hot)))
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,8 @@
 """What the device that MLX computes on is good at."""
 
 import os
-import threading
-from contextlib import AbstractContextManager, nullcontext
 
 import mlx.core as mx
-
-_of_thread = threading.local()
 
 
 def has_metal() -> bool:
@@ -20,19 +16,6 @@ def compute_dtype(stored: mx.Dtype) -> mx.Dtype:
     slower at 256 rows (measured with mlx 0.32.4), so everything is fp32 there.
     """
     return stored if has_metal() and stored != mx.float32 else mx.float32
-
-
-def side_stream() -> mx.Stream:
-    """A second CPU stream of the calling thread, for work that runs beside the default one."""
-    if not hasattr(_of_thread, "side"):
-        _of_thread.side = mx.new_stream(mx.cpu)
-    stream: mx.Stream = _of_thread.side
-    return stream
-
-
-def beside() -> AbstractContextManager[object]:
-    """On the CPU backend, do what follows on a second thread beside the default stream's."""
-    return nullcontext() if has_metal() else mx.stream(side_stream())
 
 
 def physical_memory() -> int:

@@ -7,7 +7,8 @@ for the output alike. On MLX's CPU backend this product is 2.6 times faster than
 keys as rows (63 blocks, 3 heads of 64, 3 queries a head: 0.59 against 1.53 ms, mlx 0.32.4).
 """
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 import mlx.core as mx
 
@@ -15,6 +16,13 @@ Matrix = tuple[mx.array, ...]
 """(codes, scale, zero) of a quantized matrix, or (values,) of a 16-bit one."""
 
 _FP16_MAX = 65504.0
+
+
+class Shaped(Protocol):
+    """An array of MLX or of numpy."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
 
 
 class Blocks(NamedTuple):
@@ -66,7 +74,7 @@ def _pack_three(codes: mx.array) -> mx.array:
     return octets.astype(mx.uint8).reshape(*codes.shape[:-1], -1).view(mx.uint32)
 
 
-def bits_and_group(matrix: Matrix, columns: int) -> tuple[int, int]:
+def bits_and_group(matrix: Sequence[Shaped], columns: int) -> tuple[int, int]:
     """The bits and the group size that a packed matrix of that many columns was made with."""
     codes, scale = matrix[0], matrix[1]
     return codes.shape[-1] * 32 // columns, columns // scale.shape[-1]

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from edgekv.metal.device import beside
 from edgekv.metal.merge import Partial, merge, partial
 from edgekv.metal.packed import Blocks, multiply
 from edgekv.metal.rotary import RotaryTable, rotate
@@ -66,9 +65,8 @@ def decode_attention(q: mx.array, sight: Sight, blocks: Blocks | None, hot: mx.a
     q: (n_kv_heads, group, head_dim), not rotated; hot: (2, n_kv_heads, tokens, head_dim), keys
     and values. Returns (n_kv_heads, group, head_dim) in q's dtype.
     """
-    with beside():
-        hot = hot.astype(q.dtype)
-        keys, values = hot[0].swapaxes(-1, -2), hot[1]
+    hot = hot.astype(q.dtype)
+    keys, values = hot[0].swapaxes(-1, -2), hot[1]
     scores = _hot_scores(q, keys, sight)
     if blocks is None or sight.far is None:
         return mx.softmax(scores, axis=-1).astype(q.dtype) @ values

@@ -8,6 +8,10 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from edgekv.errors import DamagedFile
+from edgekv.metal.host import Floats
+
+FEW = 8
+"""Rows up to which weights are read faster on the host than through MLX's CPU backend."""
 
 
 class Attend(Protocol):
@@ -16,10 +20,16 @@ class Attend(Protocol):
     def attend(self, layer: int, q: mx.array, k: mx.array, v: mx.array) -> mx.array: ...
 
 
-class OneToken(Protocol):
-    """A decoder's way to compute a single token, over the same weights (see models/cpu.py)."""
+class HostAttend(Protocol):
+    """The same on the host (see cache/host.py)."""
 
-    def __call__(self, inputs: mx.array, step: Attend) -> mx.array: ...
+    def attend(self, layer: int, q: Floats, k: Floats, v: Floats) -> Floats: ...
+
+
+class Host(Protocol):
+    """A decoder's way to compute a few tokens on the host, from the same weights."""
+
+    def __call__(self, inputs: mx.array, step: HostAttend) -> mx.array: ...
 
     def logits(self, hidden: mx.array) -> mx.array: ...
 
@@ -128,7 +138,7 @@ class MLP(Module):
         super().__init__()
         self.gate_proj = nn.Linear(args.hidden_size, args.intermediate_size, bias=bias)
         self.up_proj = nn.Linear(args.hidden_size, args.intermediate_size, bias=bias)
-        self.down_proj: nn.Module = nn.Linear(args.intermediate_size, args.hidden_size, bias=bias)
+        self.down_proj = nn.Linear(args.intermediate_size, args.hidden_size, bias=bias)
 
     def __call__(self, x: mx.array) -> mx.array:
         gate = self.gate_proj(x)
@@ -175,19 +185,17 @@ class Decoder(Module):
         self.model = DecoderModel(args, variant)
         if not self.tied:
             self.lm_head = nn.Linear(args.hidden_size, args.vocab_size, bias=False)
-        self.one_token: OneToken | None = None
-        """Used instead of the plain blocks where there is one and a single token is asked for."""
+        self.host: Host | None = None
+        """Takes up to FEW tokens where there is one (see models/cpu.py)."""
 
     def __call__(self, inputs: mx.array, step: Attend) -> mx.array:
         """Token ids (n,) to hidden states (n, hidden_size)."""
-        if self.one_token is not None and inputs.shape[0] == 1:
-            return self.one_token(inputs, step)
         return self.model(inputs, step)
 
     def logits(self, hidden: mx.array) -> mx.array:
         """Hidden states (n, hidden_size) to scores (n, vocab_size) in fp32."""
-        if self.one_token is not None and hidden.shape[0] == 1:
-            return self.one_token.logits(hidden)
+        if self.host is not None and hidden.shape[0] <= FEW:
+            return self.host.logits(hidden)
         head = self.model.embed_tokens.as_linear if self.tied else self.lm_head
         scores: mx.array = head(hidden)
         return scores.astype(mx.float32)

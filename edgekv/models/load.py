@@ -1,16 +1,15 @@
 """A checkpoint's configuration and weights made into a model that computes."""
 
 import importlib
-from contextlib import nullcontext
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 
 from edgekv.errors import DamagedFile, UnsupportedModel
-from edgekv.metal.device import beside, compute_dtype, prefers_dense
+from edgekv.metal.device import compute_dtype, prefers_dense
 from edgekv.models import ARCHITECTURES
-from edgekv.models.cpu import add_one_token
+from edgekv.models.cpu import add_host
 from edgekv.models.layers import Decoder
 from edgekv.models.shape import check_supported
 
@@ -36,7 +35,7 @@ def build(config: dict[str, Any], weights: Weights) -> Decoder:
     weights = {name: _for_compute(array) for name, array in weights.items()}
     _load(model, weights, kind)
     weights.clear()
-    add_one_token(model)
+    add_host(model)
     return model
 
 
@@ -69,12 +68,13 @@ def _columns(weights: Weights, module: str, group_size: int, bits: int) -> int:
 def _expand(weights: Weights, modes: dict[str, tuple[int, int]]) -> Weights:
     """Packed weights as fp32 numbers."""
     dense = {k: v for k, v in weights.items() if k.rpartition(".")[0] not in modes}
+    streams = mx.new_stream(mx.cpu), mx.new_stream(mx.cpu)
     for n, (module, (group_size, bits)) in enumerate(modes.items()):
         packed, scales, biases = (
             weights[f"{module}.{part}"] for part in ("weight", "scales", "biases")
         )
-        # Every other module beside the default stream: two threads share the work.
-        with beside() if n % 2 else nullcontext():
+        # Every other module on a second stream: two threads share the work.
+        with mx.stream(streams[n % 2]):
             dense[f"{module}.weight"] = mx.dequantize(
                 packed,
                 scales.astype(mx.float32),

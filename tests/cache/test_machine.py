@@ -26,11 +26,12 @@ from hypothesis.stateful import (
 )
 
 from edgekv.cache.block import close
+from edgekv.cache.host import HostStep
 from edgekv.cache.policy import CachePolicy, LayerPolicy
 from edgekv.cache.pool import BlockPool
 from edgekv.cache.rope import Rope
 from edgekv.cache.sequence import SequenceCache
-from edgekv.cache.step import make_step
+from edgekv.cache.step import make_step, takes_one
 from edgekv.errors import DoesNotFit
 from edgekv.metal.packed import expand
 from edgekv.metal.tile import BLOCK
@@ -193,6 +194,11 @@ class Sequences(RuleBasedStateMachine):
     def decode_one(self, pair):
         self._feed(pair, 1)
 
+    @rule(pair=pairs, n=st.integers(1, 70))
+    def append_one_by_one_on_the_host(self, pair, n):
+        for _ in range(n):
+            self._feed(pair, 1, on_host=True)
+
     @rule(pair=pairs, sizes=st.lists(st.integers(1, 90), min_size=2, max_size=4))
     def append_in_pieces(self, pair, sizes):
         for n in sizes:
@@ -225,22 +231,23 @@ class Sequences(RuleBasedStateMachine):
         pair.cache.free()
         self.live = [other for other in self.live if other is not pair]
 
-    def _feed(self, pair, n):
+    def _feed(self, pair, n, on_host=False):
         cache, tokens = pair.cache, pair.tokens
         shapes = ((n, KV_HEADS * GROUP, DIM), (n, KV_HEADS, DIM), (n, KV_HEADS, DIM))
         q, k, v = (self.rng.standard_normal(s).astype(np.float32) for s in shapes)
         fits = self._fits(pair, n)
         state = (cache.length, cache.closed, list(cache.pinned), list(cache.ring))
+        on_host = on_host and takes_one(cache, n)
         try:
-            step = make_step(cache, n)
+            step = HostStep(cache) if on_host else make_step(cache, n)
         except DoesNotFit:
             assert not fits
             after = (cache.length, cache.closed, list(cache.pinned), list(cache.ring))
             assert after == state
             return
         assert fits
-        out = step.attend(0, *(mx.array(x) for x in (q, k, v)))
-        mx.eval(out, *cache.arrays())
+        out = step.attend(0, *(x if on_host else mx.array(x) for x in (q, k, v)))
+        mx.eval(cache.arrays())
         wanted = tokens.append(q, k, v)
         worst = np.abs(np.array(out) - wanted).max()
         note(f"{n} tokens up to {len(tokens)}: off by {worst:.2g}")

@@ -1,4 +1,4 @@
-"""The one-token way of the CPU backend gives what the plain blocks give, and is what decodes."""
+"""The host's way for one token gives what the plain blocks give, and is what decodes."""
 
 import mlx.core as mx
 import numpy as np
@@ -62,63 +62,69 @@ class Exact:
         self.held = {}
 
     def attend(self, layer, q, k, v):
+        q, k, v = (np.array(x).reshape(-1, *x.shape[-2:]) for x in (q, k, v))
         keys, values = (
-            mx.concatenate([a, b])
+            np.concatenate([a, b])
             for a, b in zip(self.held.get(layer, (k[:0],) * 2), (k, v), strict=True)
         )
         self.held[layer] = keys, values
         group = q.shape[1] // k.shape[1]
-        keys, values = (mx.repeat(x, group, axis=1).swapaxes(0, 1) for x in (keys, values))
-        weights = mx.softmax(q.swapaxes(0, 1) @ keys.swapaxes(1, 2), axis=-1)
-        return (weights @ values).swapaxes(0, 1)
+        keys, values = (np.repeat(x, group, axis=1) for x in (keys, values))
+        scores = np.einsum("nhd,thd->nht", q, keys)
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        return np.einsum("nht,thd->nhd", weights / weights.sum(-1, keepdims=True), values)
 
 
-def both_ways(config):
-    """Hidden states and scores of tokens fed one by one: the plain way, and the model's own."""
-    model = build(config, random_weights(config))
-    own = model.one_token
-    results = []
-    for way in (None, own):
-        model.one_token = way
-        step = Exact()
-        hidden = mx.concatenate([model(mx.array([t]), step) for t in TOKENS])
-        results.append((np.array(hidden), np.array(model.logits(hidden[-1:]))))
-    return own, results
+class ExactOfMlx(Exact):
+    def attend(self, layer, q, k, v):
+        return mx.array(super().attend(layer, q, k, v))
+
+
+def fed(way, rows, step):
+    """Hidden states of the tokens, so many at once. Each sees all those fed with it."""
+    pieces = [mx.array(TOKENS[at : at + rows]) for at in range(0, len(TOKENS), rows)]
+    return mx.concatenate([way(piece, step) for piece in pieces])
 
 
 @pytest.mark.skipif(device.has_metal(), reason="the plain way is the fast one on Metal")
-@pytest.mark.parametrize("unpacked", [1_000_000, 1000])
+@pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_one_token_equals_the_plain_blocks(name, unpacked, monkeypatch):
-    # Small limits send these small matrices the way of large ones: cut, and on both streams.
-    monkeypatch.setattr(cpu, "UNPACKED", unpacked)
-    monkeypatch.setattr(cpu, "WORTH_SPLITTING", 4 * unpacked)
-    own, (plain, fast) = both_ways(config_of(name))
-    assert own is not None
-    for expected, found in zip(plain, fast, strict=True):
-        assert found.shape == expected.shape
-        assert np.abs(found - expected).max() < 1e-4 * np.abs(expected).max()
+def test_the_host_equals_the_plain_blocks(name, rows):
+    config = config_of(name)
+    model = build(config, random_weights(config))
+    found = fed(model.host, rows, Exact())
+    expected = fed(model, rows, ExactOfMlx())
+    near(found, expected)
+    scores = model.logits(expected[-rows:])
+    model.host = None
+    near(scores, model.logits(expected[-rows:]))
+
+
+def near(found, expected):
+    assert found.shape == expected.shape
+    assert found.dtype == mx.float32
+    assert mx.abs(found - expected).max() < 1e-4 * mx.abs(expected).max()
 
 
 @pytest.mark.skipif(device.has_metal(), reason="the plain way is the fast one on Metal")
-def test_single_tokens_take_the_way_of_the_cpu_and_others_do_not(monkeypatch):
+def test_single_tokens_behind_the_sinks_take_the_way_of_the_host(monkeypatch):
     config = config_of("llama")
     model = build(config, random_weights(config))
     taken = []
-    way = cpu.ColumnDecoder.__call__
+    way = cpu.HostDecoder.__call__
     monkeypatch.setattr(
-        cpu.ColumnDecoder,
+        cpu.HostDecoder,
         "__call__",
-        lambda self, inputs, step: taken.append(inputs.shape[0]) or way(self, inputs, step),
+        lambda self, inputs, step: taken.append(inputs.item()) or way(self, inputs, step),
     )
     policy = ModelShape.from_config(config).policy(window=100)
     cache = SequenceCache(policy, Rope(0.5 ** np.arange(16)))
-    for n in (20, 1, 2, 1):
-        mx.eval(forward(model, cache, mx.array(TOKENS[:n])))
-    assert taken == [1, 1]
+    for n in (1, 20, 1, 2, 1):
+        mx.eval(forward(model, cache, mx.array(TOKENS[n : 2 * n])))
+    assert taken == [TOKENS[1]] * 2
 
 
 def test_metal_keeps_the_plain_blocks(monkeypatch):
     config = config_of("llama")
     monkeypatch.setattr(cpu, "has_metal", lambda: True)
-    assert build(config, random_weights(config)).one_token is None
+    assert build(config, random_weights(config)).host is None
