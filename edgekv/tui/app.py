@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import signal
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -76,7 +77,12 @@ class ChatApp(App[None]):
         wanted = self.preferences.theme
         if wanted in self.available_themes:
             self.theme = str(wanted)
-        self.push_screen(ChatScreen(self.settings))
+        chat = ChatScreen(self.settings)
+        self.push_screen(chat)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            # A window that is closed, a machine that shuts down: the draft is kept.
+            loop.add_signal_handler(number, chat.run_command, "exit")
 
     def choose_theme(self, theme: str) -> None:
         """Draw with a theme from now on, and the next time. Raises EdgekvError."""

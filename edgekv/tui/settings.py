@@ -2,14 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgekv import config
 from edgekv.cache.policy import CachePolicy, fit_window
 from edgekv.config import Config
-from edgekv.conversation import Prompt
 from edgekv.errors import DoesNotFit, InvalidValue
 from edgekv.models.shape import ModelShape
+
+if TYPE_CHECKING:
+    from edgekv.conversation import Prompt
 
 MEMORY = ("window", "n_sink", "k_bits", "v_bits")
 SAMPLING = ("temp", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "max_tokens")
@@ -69,7 +71,7 @@ class Settings:
         }
         return replace(self, config=replace(self.config, **checked))
 
-    def policy(self, shape: ModelShape, prompt: Prompt) -> CachePolicy:
+    def policy(self, shape: ModelShape, prompt: "Prompt") -> CachePolicy:
         """The cache policy of a prompt. Raises InvalidValue or DoesNotFit."""
         c = self.config
         policy = shape.policy(c.window, c.n_sink, c.k_bits, c.v_bits)

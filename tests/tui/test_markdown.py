@@ -6,31 +6,10 @@ from hypothesis import strategies as st
 
 from edgekv.tui.markdown.document import LONG_LINES, LONG_TEXT, Document
 
-PIECES = st.sampled_from(
-    ["word ", "\n", "\n\n", "- item\n", "  - nested\n", "1. one\n", "12. twelve\n", "```python\n"]
-    + [
-        "```\n",
-        "x = [1]\n",
-        "> quote\n",
-        "# head\n",
-        "---\n",
-        "===\n",
-        "| a | b |\n",
-        "|---|---|\n",
-    ]
-    + [
-        "**bold**",
-        "*",
-        "`code`",
-        "`",
-        "[a](http://b)",
-        "[a]: http://b\n",
-        "<div>",
-        "\\",
-        "|---|---|\n",
-    ]
-    + ["    indented\n", "\t", "日本", "\r\n", "\r"]
-)
+WORDS = ["word ", "**bold**", "*", "`code`", "`", "[a](http://b)", "<div>", "\\", "日本"]
+LINES = ["- item", "  - nested", "1. one", "12. twelve", "```python", "```", "x = [1]", "> quote"]
+LINES += ["# head", "---", "===", "| a | b |", "|---|---|", "[a]: http://b", "    indented", "\t"]
+PIECES = st.sampled_from([*WORDS, *(f"{line}\n" for line in LINES), "\n", "\n\n", "\r\n", "\r"])
 
 
 def text_of(document, width=60):

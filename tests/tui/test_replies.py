@@ -146,7 +146,7 @@ async def test_an_interrupted_reply_is_offered_and_gone_on_with(model):
         store.append(session.id, "assistant", "one, two", partial=True)
     async with running(model, Script([", three"])) as chat:
         assert "F5 goes on with it" in chat.banner
-        assert "interrupted" in chat.shown()
+        assert "interrupted: /continue (F5) goes on" in chat.shown()
         await chat.press("f5")
         await chat.until(lambda: chat.messages[-1][1] == "one, two, three", "it goes on")
         await chat.idle()
@@ -217,6 +217,8 @@ async def test_thinking_is_folded_counted_and_opened_by_a_key(model):
         await chat.until(lambda: "deep in thought" in chat.shown(), "unfolded")
         await chat.press("ctrl+t")
         await chat.until(lambda: "deep in thought" not in chat.shown(), "folded")
+    async with running(model, last=True) as chat:
+        assert "thought: 3 words" in chat.shown()
 
 
 @ui

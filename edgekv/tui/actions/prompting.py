@@ -7,7 +7,6 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgekv.conversation import MAX_PROMPT
 from edgekv.errors import EdgekvError, InvalidValue
 from edgekv.tui.actions.registry import action
 from edgekv.tui.figures import size, thousands
@@ -33,6 +32,8 @@ async def file(screen: "ChatScreen", argument: str) -> None:
 
 def read_text(path: Path) -> str:
     """A text file for the prompt. Raises InvalidValue for one that is binary, long or not there."""
+    from edgekv.conversation import MAX_PROMPT  # brings tokenizers, which the first paint awaits
+
     try:
         with path.open("rb") as source:
             data = source.read(4 * MAX_PROMPT + 1)

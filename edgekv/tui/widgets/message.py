@@ -127,6 +127,7 @@ class ReplyMessage(MessageView):
         self._thoughts: list[str] = []
         self._note = "" if live else _ending(message)
         self.shows_thinking = False
+        self._composed = False
         text = self._take(*self._splitter.feed(message.content))
         if live:
             self.view = MarkdownView()
@@ -140,6 +141,7 @@ class ReplyMessage(MessageView):
         yield Static(self._note, markup=False, classes="note")
 
     def on_mount(self) -> None:
+        self._composed = True
         self._show_thinking()
         self._show_note()
 
@@ -179,7 +181,7 @@ class ReplyMessage(MessageView):
         return answer
 
     def _show_thinking(self) -> None:
-        if not self.is_mounted:
+        if not self._composed:
             return
         thought = "".join(self._thoughts).strip()
         box = self.query_one(".thinking", Static)
@@ -191,7 +193,7 @@ class ReplyMessage(MessageView):
         box.update(Content(printable(f"{head}\n{thought}") if self.shows_thinking else head))
 
     def _show_note(self) -> None:
-        if self.is_mounted:
+        if self._composed:
             note = self.query_one(".note", Static)
             note.update(Content(self._note))
             note.display = bool(self._note)
