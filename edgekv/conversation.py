@@ -3,11 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgekv.errors import InvalidValue, UnsupportedModel
 from edgekv.metal.tile import BLOCK
-from edgekv.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from edgekv.tokenizer import Tokenizer
 
 Message = Mapping[str, str]
 
@@ -39,15 +41,15 @@ def checked(text: str) -> str:
     return text
 
 
-def raw_prompt(tokenizer: Tokenizer, text: str) -> Prompt:
+def raw_prompt(tokenizer: "Tokenizer", text: str) -> Prompt:
     """Text as it is, behind the token that begins a text where the model has one."""
     return Prompt(tuple(tokenizer.encode(text, add_special=True)))
 
 
 def chat_prompt(
-    tokenizer: Tokenizer,
+    tokenizer: "Tokenizer",
     messages: Sequence[Message],
-    **values: Any,  # noqa: ANN401
+    **values: Any,  # noqa: ANN401 - whatever a template knows
 ) -> Prompt:
     """Messages through the model's template, up to where its reply begins.
 
@@ -64,8 +66,20 @@ def chat_prompt(
     return Prompt(tokens, sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)))
 
 
+def joined(messages: Sequence[Message]) -> list[dict[str, str]]:
+    """Messages with neighbours of the same role made one, as templates want: a question that was
+    never answered stands with the next."""
+    turns: list[dict[str, str]] = []
+    for message in messages:
+        if turns and turns[-1]["role"] == message["role"]:
+            turns[-1]["content"] += "\n\n" + message["content"]
+        else:
+            turns.append(dict(message))
+    return turns
+
+
 def _render(
-    tokenizer: Tokenizer, messages: Sequence[Message], values: Mapping[str, Any]
+    tokenizer: "Tokenizer", messages: Sequence[Message], values: Mapping[str, Any]
 ) -> tuple[int, ...]:
     template = tokenizer.chat_template
     if template is None:

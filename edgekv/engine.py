@@ -8,11 +8,12 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 import mlx.core as mx
 
@@ -24,6 +25,7 @@ from edgekv.errors import DoesNotFit
 from edgekv.generate import Cancelled, decode, prefill
 from edgekv.loading import open_checkpoint, read_config
 from edgekv.metal.device import physical_memory
+from edgekv.models.guard import guarded
 from edgekv.models.layers import Decoder
 from edgekv.models.load import build
 from edgekv.models.rope import make_rope
@@ -36,6 +38,7 @@ from edgekv.sessions.reuse import Reuse, Tracked
 from edgekv.stops import StopFilter
 from edgekv.tokenizer import Tokenizer
 
+T = TypeVar("T")
 FinishReason = Literal["stop", "length", "cancelled"]
 
 
@@ -91,7 +94,8 @@ class Notice:
 class Finished:
     """The end of a reply, with its counts: tokens, seconds, bytes.
 
-    cached_tokens: how many of the prompt's were not computed, for their KV was there.
+    cached_tokens: how many of the prompt's were not computed, for their KV was there. tokens:
+    the ids of the reply, without the one that ended it.
     """
 
     reason: FinishReason
@@ -104,6 +108,7 @@ class Finished:
     kv_bytes: int
     kv_peak_bytes: int
     cached_tokens: int = 0
+    tokens: tuple[int, ...] = ()
 
     @property
     def prefill_tps(self) -> float:
@@ -195,6 +200,19 @@ class Engine:
             found.append(self._notices.get())
         return found
 
+    def call(self, job: Callable[[Decoder, Rope], T]) -> "Future[T]":
+        """Queue a piece of work with the model for the MLX thread; its result or its fault."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(job(self._model, self._rope))
+            except BaseException as error:
+                future.set_exception(error)
+
+        self._jobs.put(run)
+        return future
+
     def close(self) -> None:
         """Stop the reply under way, then the thread; returns when it has ended."""
         if self._current is not None:
@@ -236,8 +254,10 @@ class Engine:
         checkpoint = open_checkpoint(self._path)
         config = checkpoint.config
         shape = ModelShape.from_config(config)
+        self._rope = make_rope(config, shape.head_dim)
+        shape = guarded(shape, checkpoint.weights, self._rope)
         self._model = build(config, checkpoint.weights)
-        self._reuse = self._make_reuse(make_rope(config, shape.head_dim))
+        self._reuse = self._make_reuse(self._rope)
         return Loaded(config, shape, checkpoint.tokenizer, time.perf_counter() - start)
 
     def _make_reuse(self, rope: Rope) -> Reuse:
@@ -318,6 +338,7 @@ class Engine:
             if token in tokenizer.eos_ids:
                 reason = "stop"
                 break
+            tally.said.append(token)
             _show(reply, stops.add(detokenizer.add(token)))
             if stops.stopped or reply.cancelled:
                 reason = "stop" if stops.stopped else "cancelled"
@@ -343,6 +364,7 @@ class _Tally:
         self._start = start
         self._first: float | None = None
         self._tokens = 0
+        self.said: list[int] = []
         self._peak = cache.nbytes
 
     def measure(self) -> None:
@@ -368,6 +390,7 @@ class _Tally:
             kv_bytes=self._cache.nbytes,
             kv_peak_bytes=self._peak,
             cached_tokens=self._cached_tokens,
+            tokens=tuple(self.said),
         )
 
 

@@ -48,11 +48,13 @@ def prefill(
 ) -> mx.array:
     """Take a prompt into a sequence; returns the scores (vocab_size,) behind its last token.
 
-    Each chunk is computed before the next is built, so the peak does not grow with the prompt.
+    Each chunk is computed before the next is built, so the peak does not grow with the prompt. No
+    chunk closes more blocks than the ring holds, so that the caller can keep each of them.
     Raises Cancelled, with whole chunks taken in, when asked to stop.
     """
     done = 0
-    for size in chunks(cache.length, len(tokens), cache.policy.n_sink):
+    longest = min(PREFILL_CHUNK, max(1, cache.policy.ring_blocks) * BLOCK)
+    for size in chunks(cache.length, len(tokens), cache.policy.n_sink, longest):
         if cancelled():
             raise Cancelled
         hidden = forward(model, cache, mx.array(list(tokens[done : done + size])))

@@ -23,10 +23,13 @@ def test_contracts():
         ["--version"],
         ["nonsense"],
         ["models", "--help"],
+        ["sessions", "list"],
+        ["sessions", "list", "--json"],
         ["models", "list"],
         ["models", "list", "--json"],
         ["models", "show", "smollm2-135m"],
         ["models", "use", "smollm2-135m"],
+        ["plan", "smollm2-135m", "--json"],
     ],
 )
 def test_light_commands_load_nothing_heavy(args):

@@ -3,16 +3,14 @@
 import mlx.core as mx
 
 from edgekv.cache.policy import LayerPolicy
-from edgekv.metal.packed import Blocks, Matrix, quantize
+from edgekv.metal import attention
+from edgekv.metal.packed import Blocks, Matrix
 from edgekv.metal.tile import BLOCK
 
 
 def close(keys: mx.array, values: mx.array, layer: LayerPolicy) -> Blocks:
     """Quantize full blocks, both given as (n, n_kv_heads, 64, head_dim)."""
-    return Blocks(
-        quantize(keys.swapaxes(-1, -2), layer.k_bits, BLOCK),
-        quantize(values, layer.v_bits, layer.v_group),
-    )
+    return attention.close(keys, values, layer.k_bits, layer.v_bits, layer.v_group)
 
 
 def empty(n: int, layer: LayerPolicy) -> Blocks:

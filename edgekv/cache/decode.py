@@ -1,6 +1,7 @@
 """One new token: where it goes, and its attention in every layer."""
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import mlx.core as mx
 import numpy as np
@@ -8,7 +9,9 @@ import numpy as np
 from edgekv.cache.block import close
 from edgekv.cache.reach import Part, reach
 from edgekv.cache.sequence import LayerArrays, SequenceCache
-from edgekv.metal.attention import decode_attention
+from edgekv.cache.table import table
+from edgekv.metal import fused
+from edgekv.metal.attention import decode_attention, has_decode_kernel
 from edgekv.metal.merge import MASKED
 from edgekv.metal.reference import Sight
 from edgekv.metal.rotary import matrices
@@ -23,11 +26,15 @@ class DecodeStep:
     def __init__(self, cache: SequenceCache) -> None:
         self._cache = cache
         self._reach = reach(cache)
-        self._sight = self._look()
         self._key_rotation = matrices(cache.rope.for_keys([self._reach.offset]))
         self._closing = cache.advance(1)
 
-    def _look(self) -> Sight:
+    @cached_property
+    def _table(self) -> mx.array:
+        return table(self._reach)
+
+    @cached_property
+    def _sight(self) -> Sight:
         rope, seen = self._cache.rope, self._reach
         far = rope.for_queries(seen.distances).over(2) if seen.slots else None
         hot = matrices(rope.for_queries([part.distance for part in seen.parts]))
@@ -40,16 +47,25 @@ class DecodeStep:
         q: (1, n_heads, head_dim), scaled; k, v: (1, n_kv_heads, head_dim); neither rotated.
         Returns (1, n_heads, head_dim) in q's dtype.
         """
-        arrays, pool, slots = self._cache.layers[layer], self._cache.pool, self._reach.slots
+        arrays, blocks = self._cache.layers[layer], self._cache.pool.blocks(layer)
         self._append(arrays, k, v)
-        out = decode_attention(
-            q.reshape(k.shape[1], -1, q.shape[-1]),
-            self._sight,
-            pool.read(layer, slots) if slots else None,
-            arrays.hot[:, :, : self._sight.hot_mask.shape[-1]],
-        )
+        if has_decode_kernel(q, blocks, k.shape[1]):
+            turns = self._cache.rope.turns
+            out = fused.decode_attention(q, self._table, turns, blocks, arrays.hot)
+        else:
+            out = self._by_twin(layer, q, arrays.hot)
         if self._closing.kept:
             close_recent(self._cache, layer, self._closing.first, self._closing.slots)
+        return out
+
+    def _by_twin(self, layer: int, q: mx.array, hot: mx.array) -> mx.array:
+        slots = self._reach.slots
+        out = decode_attention(
+            q.reshape(hot.shape[1], -1, q.shape[-1]),
+            self._sight,
+            self._cache.pool.read(layer, slots) if slots else None,
+            hot[:, :, : self._sight.hot_mask.shape[-1]],
+        )
         return out.reshape(q.shape)
 
     def _append(self, arrays: LayerArrays, k: mx.array, v: mx.array) -> None:
@@ -60,8 +76,9 @@ class DecodeStep:
 def close_recent(cache: SequenceCache, layer: int, block: int, slots: Sequence[int]) -> None:
     """Move a full recent block of one layer into the pool's slot for it."""
     row = cache.recent_row(block)
-    full = cache.layers[layer].hot[:, None, :, row : row + BLOCK]
-    cache.pool.write(layer, slots, close(full[0], full[1], cache.policy.layers[layer]))
+    full = cache.layers[layer].hot[:, :, row : row + BLOCK]
+    # Slices, which the kernel reads where they lie; indexing with None would copy them first.
+    cache.pool.write(layer, slots, close(full[:1], full[1:], cache.policy.layers[layer]))
 
 
 def _hot_mask(parts: Sequence[Part]) -> mx.array:

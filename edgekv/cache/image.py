@@ -86,7 +86,7 @@ def restore(
     if blocks:
         _write_blocks(cache.pool, policy, slots, blocks)
     _write_hot(cache, fp16)
-    mx.eval(cache.arrays())
+    mx.eval(cache.arrays(), [cache.pool.blocks(layer) for layer in range(len(policy.layers))])
     return cache
 
 
@@ -166,10 +166,11 @@ def _write_blocks(
     for run in _runs(policy):
         names = [name for name in blocks[-1] if name.endswith(f".{run.start}")]
         names = [name for name in names if not name.startswith("sinks")]
-        stacked = {name: np.stack([blocks[n][name] for n in order]) for name in sorted(names)}
+        # Layers first: MLX takes 5 ms for a full window in contiguous arrays, 340 in strided ones.
+        stacked = {name: np.stack([blocks[n][name] for n in order], axis=1) for name in names}
         for n, layer in enumerate(run):
             keys, values = (
-                tuple(mx.array(stacked[name][:, n]) for name in sorted(names) if side in name)
+                tuple(mx.array(stacked[name][n]) for name in sorted(names) if side in name)
                 for side in ("keys", "values")
             )
             pool.write(layer, ascending, Blocks(keys, values))

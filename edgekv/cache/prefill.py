@@ -1,6 +1,7 @@
 """Many new tokens at once: the same rules as one by one, worked block by block."""
 
 from collections.abc import Iterator
+from functools import partial
 
 import mlx.core as mx
 import numpy as np
@@ -109,7 +110,7 @@ class PrefillStep:
         keys, values = self._tail(arrays, k, v)
         closed = self._close(layer, keys, values)
         anchors = self._anchors(layer, arrays, closed, q.dtype)
-        far = self._far_keys(layer, closed, q.dtype)
+        far = partial(self._far_keys, layer, closed, q.dtype)
         near = self._near_keys(keys, values, q.dtype)
         heads = k.shape[1]
         out = prefill_attention(
@@ -155,14 +156,16 @@ class PrefillStep:
             mx.concatenate([values, _tokens(blocks[1])], axis=1),
         )
 
-    def _far_keys(self, layer: int, closed: Blocks | None, dtype: mx.Dtype) -> KeysValues:
-        fresh = max(0, self._cache.policy.pinned_blocks - self._closed)
-        blocks = self._gather(layer, self._ring, _take(closed, fresh, None), dtype)
-        if blocks is None:
-            policy = self._cache.policy.layers[layer]
-            nothing = mx.zeros((policy.n_kv_heads, 0, policy.head_dim), dtype)
-            return nothing, nothing
-        turned = rotate(blocks[0], self._far_blocks)
+    def _far_keys(
+        self, layer: int, closed: Blocks | None, dtype: mx.Dtype, start: int, stop: int
+    ) -> KeysValues:
+        """Far keys start..stop, which are edges of blocks, and their values."""
+        first, last, old = start // BLOCK, stop // BLOCK, len(self._ring)
+        fresh = max(0, self._cache.policy.pinned_blocks - self._closed) - old
+        new = _take(closed, fresh + max(first, old), fresh + max(last, old))
+        blocks = self._gather(layer, self._ring[first:last], new, dtype)
+        assert blocks is not None
+        turned = rotate(blocks[0], self._far_blocks[first:last])
         return _tokens(turned), _tokens(blocks[1])
 
     def _gather(

@@ -6,12 +6,13 @@ RoFormer, arXiv 2104.09864, section 3.4.2). No position larger than the cache ev
 """
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekv.metal.rotary import RotaryTable
+from edgekv.metal.rotary import RotaryTable, Turns
 
 Positions = Sequence[int] | NDArray[np.int64]
 
@@ -38,6 +39,12 @@ class Rope:
     def for_queries(self, positions: Positions) -> RotaryTable:
         """The same, with the attention factor of both sides."""
         return self._table(positions, self.attention_factor**2)
+
+    @cached_property
+    def turns(self) -> Turns:
+        """The same rotations for a kernel, factor included."""
+        frequencies = np.round(self.frequencies / (2 * np.pi) * 2**32).astype(np.uint32)
+        return Turns(mx.array(frequencies), mx.array(self.attention_factor**2, mx.float32))
 
     def _table(self, positions: Positions, factor: float) -> RotaryTable:
         angles = np.outer(np.asarray(positions, dtype=np.float64), self.frequencies)

@@ -1,25 +1,34 @@
 """`edgekv run`: one prompt, one answer on standard output."""
 
 import os
-import signal
 import stat
 import sys
+from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import click
 
 from edgekv import catalog, config, download
 from edgekv.cache.policy import CachePolicy
-from edgekv.cli.options import cache_options, make_policy, model_option, sampling_options
+from edgekv.cli.interrupt import interrupting
+from edgekv.cli.options import (
+    cache_options,
+    make_policy,
+    model_option,
+    raised_keys,
+    sampling_options,
+    session_options,
+)
 from edgekv.cli.output import amount, write_json
 from edgekv.cli.show import Plain, Rendered, Silent, Writer
+from edgekv.cli.stored import Stored, stored, warn
 from edgekv.config import Config
-from edgekv.conversation import MAX_PROMPT, Prompt, chat_prompt, checked, raw_prompt
-from edgekv.engine import Engine, Finished, Loaded, Prefilled, Reply, Request, Text
+from edgekv.conversation import MAX_PROMPT, chat_prompt, checked, raw_prompt
+from edgekv.engine import Engine, Finished, Loaded, Notice, Prefilled, Reply, Request, Text
 from edgekv.errors import DoesNotFit, ExitCode, InvalidValue
 from edgekv.sampling import Sampling
+from edgekv.sessions.recording import Recording
 from edgekv.stops import StopFilter
 
 _SETTINGS = tuple(config.RULES)
@@ -32,24 +41,38 @@ _SETTINGS = tuple(config.RULES)
 @sampling_options
 @click.option("--file", "file", type=Path, metavar="PATH", help="Read the prompt from a file.")
 @click.option("--raw", is_flag=True, help="No chat template: continue the text.")
+@session_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--stats", is_flag=True, help="Print counts and speeds on standard error.")
 def run(prompt: str | None, file: Path | None, stops: tuple[str, ...], **options: Any) -> int:  # noqa: ANN401
     """Answer PROMPT. Standard input, if piped, is read and joined after it."""
-    settings = config.load({key: options.get(key) for key in _SETTINGS})
     text = checked(_prompt_text(prompt, file))
+    StopFilter(stops)
+    if options["raw"] and (options["session"] or options["last"]):
+        raise InvalidValue("--raw continues a text, a session has turns: give one or the other")
+    with stored(options["session"], options["last"], not options["no_persist"]) as session:
+        return _answer(text, stops, session, options)
+
+
+def _answer(text: str, stops: tuple[str, ...], session: Stored, options: dict[str, Any]) -> int:
+    settings = config.load(session.settings({key: options.get(key) for key in _SETTINGS}))
     if settings.system:
         checked(settings.system)
-    StopFilter(stops)
     sampling = _sampling(settings)
     path = download.locate(catalog.resolve(settings.model), progress=download.for_stderr())
-    with Engine(path) as engine:
+    engine = Engine(path, session.store)
+    with engine:
         loaded = engine.loaded
-        request = _request(loaded, settings, sampling, text, stops, options)
+        request = _request(loaded, settings, sampling, text, session, options)
+        recording = session.begin(text, settings)
         writer = _writer(options["as_json"])
-        finished = _follow(engine.submit(request), writer)
+        reply = engine.submit(replace(request, stops=stops, session=session.session_id))
+        finished = _follow(reply, writer, recording)
+    for notice in engine.notices():
+        warn(notice)
     if options["as_json"]:
-        write_json(_report(settings, loaded, request.policy, finished, writer.text))
+        report = _report(settings, loaded, request.policy, finished, writer.text)
+        write_json(report | {"session": session.name})
     if options["stats"]:
         _print_stats(finished)
     cancelled = finished.reason == "cancelled"
@@ -111,31 +134,29 @@ def _request(
     settings: Config,
     sampling: Sampling,
     text: str,
-    stops: tuple[str, ...],
+    session: Stored,
     options: dict[str, Any],
 ) -> Request:
-    prompt = _tokens(loaded, settings, text, options["raw"])
+    if options["raw"]:
+        prompt = raw_prompt(loaded.tokenizer, text)
+    else:
+        prompt = chat_prompt(
+            loaded.tokenizer, session.messages(text, settings.system, options["system"])
+        )
     policy = make_policy(
         settings, loaded.shape, prompt, options["pin_system"], options["kv_budget"]
     )
     if policy.window > loaded.shape.context:
-        _warn(
+        warn(
             f"a window of {policy.window:,} is beyond the {loaded.shape.context:,} tokens "
             "this model was trained on"
         )
+    if (raised := raised_keys(settings, loaded.shape)) is not None:
+        warn(raised)
     max_tokens = settings.max_tokens
     if options["overflow"] == "error":
         max_tokens = _within(policy, len(prompt.tokens), max_tokens)
-    return Request(prompt.tokens, policy, sampling, max_tokens, stops)
-
-
-def _tokens(loaded: Loaded, settings: Config, text: str, raw: bool) -> Prompt:
-    if raw:
-        return raw_prompt(loaded.tokenizer, text)
-    messages = [{"role": "user", "content": text}]
-    if settings.system is not None:
-        messages.insert(0, {"role": "system", "content": settings.system})
-    return chat_prompt(loaded.tokenizer, messages)
+    return Request(prompt.tokens, policy, sampling, max_tokens)
 
 
 def _within(policy: CachePolicy, prompt_tokens: int, max_tokens: int) -> int:
@@ -155,42 +176,37 @@ def _writer(as_json: bool) -> Writer:
     return Rendered() if sys.stdout.isatty() else Plain()
 
 
-def _follow(reply: Reply, writer: Writer) -> Finished:
+def _follow(reply: Reply, writer: Writer, recording: Recording | None) -> Finished:
     """Show a reply as it comes; Ctrl-C stops it and keeps what there is, twice leaves at once."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        reply.cancel()
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    before = signal.signal(signal.SIGINT, interrupt)
-    try:
-        with writer:
-            for event in reply:
-                match event:
-                    case Text(text):
-                        writer.write(text)
-                    case Prefilled(done, total):
-                        writer.reading(done, total)
-                    case Finished():
-                        return event
-    finally:
-        signal.signal(signal.SIGINT, before)
+    with interrupting(reply.cancel), writer:
+        for event in reply:
+            match event:
+                case Text(text):
+                    writer.write(text)
+                    if recording is not None:
+                        recording.write(text)
+                case Prefilled(done, total):
+                    writer.reading(done, total)
+                case Notice(text):
+                    warn(text)
+                case Finished():
+                    if recording is not None:
+                        recording.finish(event.tokens, event.reason)
+                    return event
     raise AssertionError("a reply ends with Finished")
 
 
 def _report(
     settings: Config, loaded: Loaded, policy: CachePolicy, finished: Finished, text: str
 ) -> dict[str, Any]:
-    layer = policy.layers[0]
     return {
         "text": text,
         "finish_reason": finished.reason,
         "model": settings.model,
-        "session": None,
         "usage": {
             "prompt_tokens": finished.prompt_tokens,
             "completion_tokens": finished.completion_tokens,
-            "cached_tokens": 0,
+            "cached_tokens": finished.cached_tokens,
             "evicted_tokens": finished.evicted_tokens,
         },
         "timings": {
@@ -200,8 +216,8 @@ def _report(
             "decode_tps": finished.decode_tps,
         },
         "kv": {
-            "k_bits": layer.k_bits,
-            "v_bits": layer.v_bits,
+            "k_bits": policy.k_bits,
+            "v_bits": policy.v_bits,
             "window": policy.window,
             "n_sink": policy.n_sink,
             "pinned": policy.n_pinned,
@@ -215,13 +231,10 @@ def _report(
 
 def _print_stats(finished: Finished) -> None:
     click.echo(
-        f"{finished.prompt_tokens:,} prompt tokens at {finished.prefill_tps:.1f}/s, "
+        f"{finished.prompt_tokens:,} prompt tokens ({finished.cached_tokens:,} cached) "
+        f"at {finished.prefill_tps:.1f}/s, "
         f"first token after {finished.ttft_s:.2f} s, "
         f"{finished.completion_tokens:,} tokens at {finished.decode_tps:.1f}/s, "
         f"{finished.evicted_tokens:,} evicted, KV {amount(finished.kv_bytes)}",
         err=True,
     )
-
-
-def _warn(text: str) -> None:
-    click.echo(f"edgekv: {text}", err=True)

@@ -33,11 +33,8 @@ def partial(scores: mx.array, values: mx.array) -> Partial:
     return Partial(top, weights.sum(axis=-1, keepdims=True), out.astype(mx.float32))
 
 
-def merge(parts: Sequence[Partial]) -> mx.array:
-    """The attention output (..., n, head_dim) over all parts together, fp32.
-
-    At least one key of each row must count in at least one part.
-    """
+def join(parts: Sequence[Partial]) -> Partial:
+    """The partial attention over all parts together."""
     top = parts[0].top
     for part in parts[1:]:
         top = mx.maximum(top, part.top)
@@ -50,4 +47,13 @@ def merge(parts: Sequence[Partial]) -> mx.array:
         (p.out * s for p, s in zip(parts[1:], shares[1:], strict=True)),
         start=parts[0].out * shares[0],
     )
-    return out / total
+    return Partial(top, total, out)
+
+
+def merge(parts: Sequence[Partial]) -> mx.array:
+    """The attention output (..., n, head_dim) over all parts together, fp32.
+
+    At least one key of each row must count in at least one part.
+    """
+    whole = join(parts)
+    return whole.out / whole.total

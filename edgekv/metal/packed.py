@@ -12,6 +12,8 @@ from typing import NamedTuple, Protocol
 
 import mlx.core as mx
 
+from edgekv.metal.tile import BLOCK
+
 Matrix = tuple[mx.array, ...]
 """(codes, scale, zero) of a quantized matrix, or (values,) of a 16-bit one."""
 
@@ -54,6 +56,11 @@ def quantize(x: mx.array, bits: int, group: int) -> Matrix:
     codes = mx.round((grouped - zero.astype(mx.float32)[..., None]) / step)
     codes = mx.clip(codes, 0, levels).astype(mx.uint32)
     return pack(codes.reshape(x.shape), bits), scale, zero
+
+
+def close(keys: mx.array, values: mx.array, k_bits: int, v_bits: int, v_group: int) -> Blocks:
+    """Quantize full blocks, keys and values both (n, n_kv_heads, 64, head_dim)."""
+    return Blocks(quantize(keys.swapaxes(-1, -2), k_bits, BLOCK), quantize(values, v_bits, v_group))
 
 
 def pack(codes: mx.array, bits: int) -> mx.array:

@@ -3,20 +3,21 @@
 Queries come grouped by the KV head they share, (n_kv_heads, group, ...), and already scaled.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
 
-from edgekv.metal.merge import Partial, merge, partial
+from edgekv.metal.merge import Partial, join, merge, partial
 from edgekv.metal.packed import Blocks, multiply
 from edgekv.metal.rotary import RotaryTable, rotate
 from edgekv.metal.tile import BLOCK
 
 TILE = 2048
-"""Keys scored at once in prefill: bounds the score matrix whatever the window is."""
+"""Keys scored, and expanded, at once in prefill: bounds both, whatever the window is."""
 
 KeysValues = tuple[mx.array, mx.array]
+Expand = Callable[[int, int], KeysValues]
 
 
 @dataclass(frozen=True)
@@ -109,24 +110,57 @@ def prefill_attention(
     q: mx.array,
     q_slot: mx.array,
     anchors: KeysValues,
-    far: KeysValues,
+    far: Expand,
     near: KeysValues,
     spans: Sequence[Span],
 ) -> mx.array:
     """A chunk of queries over anchors (sinks and pinned), far (closed) and near (recent) keys.
 
     q, q_slot: (n_kv_heads, group, n, head_dim), rotated for the far and near keys, and for the
-    anchors. Keys and values: (n_kv_heads, keys, head_dim), rotated to match.
+    anchors. Keys and values: (n_kv_heads, keys, head_dim), rotated to match; far expands them
+    from one key to another, for one tile after the other, so that never more than one is there.
     Returns (n_kv_heads, group, n, head_dim) in q's dtype.
     """
-    outs = []
-    for span in spans:
-        rows = q[:, :, span.first : span.last]
-        parts = _partials(q_slot[:, :, span.first : span.last], anchors, span.anchors)
-        parts += _partials(rows, far, span.far)
-        parts += _partials(rows, near, span.near)
-        outs.append(merge(parts).reshape(rows.shape).astype(q.dtype))
-    return mx.concatenate(outs, axis=2) if len(outs) > 1 else outs[0]
+    rows = [slice(span.first, span.last) for span in spans]
+    found = [
+        _partials(q_slot[:, :, r], anchors, span.anchors)
+        for r, span in zip(rows, spans, strict=True)
+    ]
+    for start, stop in _tiles(spans):
+        tile = far(start, stop)
+        for parts, r, span in zip(found, rows, spans, strict=True):
+            parts += _partials(q[:, :, r], tile, _clip(span.far, start, stop))
+        del tile
+        if stop - start == TILE:
+            # Otherwise the tiles, which are lazy, would all be expanded before one is let go.
+            found = [[join(parts)] if parts else [] for parts in found]
+            mx.eval(found)
+    outs = [
+        merge(parts + _partials(q[:, :, r], near, span.near)).reshape(q[:, :, r].shape)
+        for parts, r, span in zip(found, rows, spans, strict=True)
+    ]
+    return mx.concatenate(outs, axis=2).astype(q.dtype)
+
+
+def _tiles(spans: Sequence[Span]) -> list[tuple[int, int]]:
+    """Far keys from the first that a span sees to the last, in runs of at most TILE."""
+    segments = [span.far for span in spans if span.far is not None]
+    if not segments:
+        return []
+    stop = max(segment.stop for segment in segments)
+    edges = range(min(segment.start for segment in segments), stop, TILE)
+    return [(start, min(start + TILE, stop)) for start in edges]
+
+
+def _clip(segment: Segment | None, start: int, stop: int) -> Segment | None:
+    """The part of a segment that lies in start..stop, counted from start."""
+    if segment is None or segment.stop <= start or segment.start >= stop:
+        return None
+    first, last = max(segment.start, start), min(segment.stop, stop)
+    mask = segment.mask
+    if mask is not None:
+        mask = mask[:, first - segment.start : last - segment.start]
+    return Segment(first - start, last - start, mask)
 
 
 def _partials(q: mx.array, part: KeysValues, segment: Segment | None) -> list[Partial]:

@@ -16,6 +16,9 @@ class RotaryTable:
     cos: mx.array
     sin: mx.array
 
+    def __getitem__(self, rows: slice) -> "RotaryTable":
+        return RotaryTable(self.cos[rows], self.sin[rows])
+
     def over(self, axes: int) -> "RotaryTable":
         """The same rotations with so many axes of size one before the last."""
         shape = (self.cos.shape[0], *(1,) * axes, self.cos.shape[1])
@@ -41,3 +44,16 @@ def rotate(x: mx.array, table: RotaryTable) -> mx.array:
     half = x.shape[-1] // 2
     swapped = mx.concatenate([x[..., half:], x[..., :half]], axis=-1)
     return (x * table.cos + swapped * table.sin).astype(x.dtype)
+
+
+@dataclass(frozen=True)
+class Turns:
+    """A rotary embedding for kernels, which compute its angles themselves.
+
+    frequencies: (head_dim / 2,) uint32, in turns of 2^-32 a position, so that a product with a
+    position wraps around as the angle does, off by at most position * 2^-33 turns; factor: fp32,
+    what queries are multiplied by.
+    """
+
+    frequencies: mx.array
+    factor: mx.array

@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from edgekv.sessions.entry import Entry, Kind, Refused, decode, encode
+from edgekv.sessions.entry import Entry, Refused, decode, encode
 from edgekv.sessions.files import private_folder, sweep_temporary, write_whole
 from edgekv.sessions.lock import locked_sessions
 from edgekv.sessions.records import StoreUnavailable
@@ -16,7 +16,7 @@ QUOTA = 4_000_000_000
 SHARE_OF_DISK = 10
 """The quota is at most one part in so many of what the disk has free."""
 
-TAILS_KEPT = 4
+TAILS_KEPT = 8
 """Tails of a session: so many of its last turns can be gone back to without recomputing any."""
 
 MAX_DAMAGED = 8
@@ -36,6 +36,7 @@ class BlockFiles:
     def __init__(self, store: Store, quota: int | None = None) -> None:
         self._store = store
         self._db = store.db
+        self._seal = store.seal
         self.folder = store.folder / "blocks"
         self._aside = store.folder / "damaged"
         self.quota = self._default_quota() if quota is None else quota
@@ -70,26 +71,39 @@ class BlockFiles:
     def tails(self, base: str) -> list[tuple[str, tuple[int, ...]]]:
         """(key, fp16 tokens) of every tail behind those blocks."""
         query = "SELECT key, suffix FROM entries WHERE kind = 'tail' AND base = ?"
-        return [(key, tuple(array("I", suffix))) for key, suffix in self._db.read(query, base)]
+        rows = self._db.read(query, base)
+        return [(key, tuple(array("I", self._seal.open(suffix)))) for key, suffix in rows]
 
-    def load(self, key: str, kind: Kind, base: str, tokens: tuple[int, ...]) -> Entry | None:
+    def held(self, session: str) -> list[str]:
+        """The keys that a session holds, the least recently used first."""
+        query = "SELECT key FROM holds JOIN entries USING (key) WHERE session = ? ORDER BY used"
+        return [key for (key,) in self._db.read(query, session)]
+
+    def load(self, key: str) -> Entry | None:
         """An entry from its file; None where the file has gone.
 
-        Raises Refused, with the file set aside, where it is not what it should be.
+        Raises Refused, with the file set aside, where it is not sound, or not of that key.
         """
-        path = self.path(key)
         try:
-            return decode(path.read_bytes(), key, kind, base, tokens)
+            entry = decode(self._seal.open(self.path(key).read_bytes()))
+            if entry.key != key:
+                raise Refused("it is another file's content")
         except FileNotFoundError:
             self._forget(key)
             return None
-        except (OSError, Refused) as fault:
-            self.set_aside(key)
-            reason = fault.strerror if isinstance(fault, OSError) else fault
-            raise Refused(f"{kind} {key[:12]}: {reason}") from fault
+        except (OSError, Refused, ValueError) as fault:
+            reason = fault.strerror if isinstance(fault, OSError) else str(fault)
+            raise self.refuse(key, reason) from fault
+        return entry
 
-    def set_aside(self, key: str) -> None:
-        """Take a file out of use, and keep it to be looked at."""
+    def refuse(self, key: str, reason: str | None) -> Refused:
+        """Set a file aside, and say why."""
+        self._set_aside(key)
+        return Refused(f"{key[:12]}: {reason}")
+
+    def _set_aside(self, key: str) -> None:
+        if not self.writable:
+            return
         try:
             private_folder(self._aside)
             self.path(key).replace(self._aside / f"{key}.safetensors")
@@ -106,25 +120,38 @@ class BlockFiles:
             with self._db.transaction() as db:
                 db.execute("DELETE FROM entries WHERE key = ?", (key,))
 
+    def adopt(self, key: str) -> bool:
+        """Put a sound file back into the index where a session holds it; whether that was so."""
+        try:
+            entry = self.load(key)
+        except Refused:
+            return False
+        if entry is None or not self._db.read("SELECT 1 FROM holds WHERE key = ?", key):
+            return False
+        with self._db.transaction() as db:
+            self._add(db, entry, self.path(key).stat().st_size)
+        return True
+
     def put(self, session: str, entries: Sequence[Entry]) -> None:
         """Write entries for a session. Raises OSError or StoreUnavailable when that fails.
 
         Raises StoreUnavailable too where the quota has no room that could be made.
         """
         new = [e for e in entries if e.key not in self.known([e.key])]
-        contents = [encode(entry) for entry in new]
+        contents = [self._seal.seal(encode(entry)) for entry in new]
         self.make_room(sum(map(len, contents)), session)
         for entry, content in zip(new, contents, strict=True):
             private_folder(self.path(entry.key).parent)
             write_whole(self.path(entry.key), content)
         with self._db.transaction() as db:
             for entry, content in zip(new, contents, strict=True):
-                suffix = array("I", entry.tokens if entry.kind == "tail" else ()).tobytes()
-                db.execute(
-                    "INSERT OR REPLACE INTO entries VALUES (?, ?, ?, ?, ?, 0)",
-                    (entry.key, entry.kind, entry.base, suffix, len(content)),
-                )
+                self._add(db, entry, len(content))
             _hold(db, session, [entry.key for entry in entries])
+
+    def _add(self, db: sqlite3.Connection, entry: Entry, nbytes: int) -> None:
+        tokens = array("I", entry.tokens if entry.kind == "tail" else ()).tobytes()
+        row = (entry.key, entry.kind, entry.base, self._seal.seal(tokens), nbytes)
+        db.execute("INSERT OR REPLACE INTO entries VALUES (?, ?, ?, ?, ?, 0)", row)
 
     def use(self, session: str, keys: Sequence[str]) -> None:
         """Say that a session stands on those entries now: they are the last to be evicted."""
@@ -179,16 +206,16 @@ class BlockFiles:
         for one in kept:
             rows = self._db.read("SELECT key FROM holds WHERE session = ?", one)
             held.update(key for (key,) in rows)
-        chosen = []
+        # Some room to spare: the index grows by a removal before it shrinks.
+        chosen, target = [], excess + self.quota // 50
         rows = self._db.read("SELECT key, nbytes FROM entries ORDER BY used")
         free = [row for row in rows if row[0] not in held]
         for row in sorted(free, key=lambda row: row[0] in own):
-            if excess <= 0:
+            if target <= 0:
                 break
             chosen.append(row)
-            excess -= row[1]
-        self._remove(chosen)
-        return excess <= 0
+            target -= row[1]
+        return self._remove(chosen) >= excess
 
     def _remove(self, rows: Sequence[tuple[str, int]]) -> int:
         if not rows:

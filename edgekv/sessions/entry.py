@@ -6,20 +6,23 @@ is believed: what it says must be what the reader knows already.
 """
 
 import json
+import re
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekv.cache.image import Arrays
-
 FORMAT = 1
 MAX_HEADER = 1 << 20
 _TYPES = {"uint32": "U32", "float16": "F16"}
 _DTYPES = {code: np.dtype(name) for name, code in _TYPES.items()}
 
+_KEY = re.compile("[0-9a-f]{40}")
+
+Arrays = Mapping[str, NDArray[Any]]
 Kind = Literal["block", "tail"]
 
 
@@ -51,13 +54,13 @@ def encode(entry: Entry) -> bytes:
     """The bytes of an entry's file."""
     arrays = {name: np.ascontiguousarray(entry.arrays[name]) for name in sorted(entry.arrays)}
     parts = [array.tobytes() for array in arrays.values()]
-    sums = [zlib.crc32(part) for part in parts]
+    sums = tuple(zlib.crc32(part) for part in parts)
     header = _header(entry, arrays, sums)
     return b"".join([len(header).to_bytes(8, "little"), header, *parts])
 
 
-def decode(content: bytes, key: str, kind: Kind, base: str, tokens: tuple[int, ...]) -> Entry:
-    """The entry in a file's bytes, which must be the one asked for. Raises Refused."""
+def decode(content: bytes) -> Entry:
+    """The entry in a file's bytes. Raises Refused where they are not sound."""
     length = int.from_bytes(content[:8], "little")
     if not 2 <= length <= min(MAX_HEADER, len(content) - 8):
         raise Refused("it is cut short, or no safetensors file")
@@ -65,25 +68,33 @@ def decode(content: bytes, key: str, kind: Kind, base: str, tokens: tuple[int, .
     try:
         table = json.loads(content[8:start])
         meta = table.pop("__metadata__")
-        version, sums = meta["format"], [int(one) for one in meta["crc32"].split()]
-        slots = tuple(int(one) for one in meta["slots"].split())
+        version = meta["format"]
+        if version != str(FORMAT):
+            raise Refused(f"it has format {version!r}, this edgekv reads {FORMAT}")
+        tokens, slots = (_integers(meta[name]) for name in ("tokens", "slots"))
         arrays = {name: _array(content, start, facts) for name, facts in table.items()}
+        entry = Entry(meta["key"], meta["kind"], meta["base"], tokens, arrays, slots)
+        actual = tuple(zlib.crc32(array.data) for array in arrays.values())
+        if not (_KEY.fullmatch(entry.key) and _KEY.fullmatch(entry.base)):
+            raise ValueError("a key that is no hash")
+        same = _header(entry, arrays, actual) == content[8:start]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise Refused("its header is damaged, or it is cut short") from error
-    if version != str(FORMAT):
-        raise Refused(f"it has format {version!r}, this edgekv reads {FORMAT}")
-    entry = Entry(key, kind, base, tokens, arrays, slots)
-    if (meta.get("key"), meta.get("tokens")) != (key, _numbers(tokens)):
-        raise Refused("it holds other tokens")
-    actual = [zlib.crc32(array.data) for array in arrays.values()]
-    if sums != actual or _header(entry, arrays, actual) != content[8:start]:
+    if not same:
         raise Refused("its checksum is wrong")
     if start + entry.nbytes != len(content):
         raise Refused("its size is wrong")
     return entry
 
 
-def _header(entry: Entry, arrays: Arrays, sums: list[int]) -> bytes:
+def _header(entry: Entry, arrays: Arrays, sums: tuple[int, ...]) -> bytes:
+    """The header with the checksums of the data in it, and behind them its own without any."""
+    own = zlib.crc32(_table(entry, arrays, ""))
+    header = _table(entry, arrays, _numbers((*sums, own)))
+    return header + b" " * (-len(header) % 8)
+
+
+def _table(entry: Entry, arrays: Arrays, sums: str) -> bytes:
     table: dict[str, Any] = {
         "__metadata__": {
             "format": str(FORMAT),
@@ -92,7 +103,7 @@ def _header(entry: Entry, arrays: Arrays, sums: list[int]) -> bytes:
             "base": entry.base,
             "tokens": _numbers(entry.tokens),
             "slots": _numbers(entry.slots),
-            "crc32": _numbers(tuple(sums)),
+            "crc32": sums,
         }
     }
     at = 0
@@ -101,12 +112,15 @@ def _header(entry: Entry, arrays: Arrays, sums: list[int]) -> bytes:
         at += array.nbytes
         dtype = _TYPES[array.dtype.name]
         table[name] = {"dtype": dtype, "shape": list(array.shape), "data_offsets": offsets}
-    header = json.dumps(table, separators=(",", ":")).encode()
-    return header + b" " * (-len(header) % 8)
+    return json.dumps(table, separators=(",", ":")).encode()
 
 
 def _numbers(values: tuple[int, ...]) -> str:
     return " ".join(map(str, values))
+
+
+def _integers(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split()))
 
 
 def _array(content: bytes, start: int, facts: dict[str, Any]) -> NDArray[Any]:

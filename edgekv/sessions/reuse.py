@@ -36,15 +36,24 @@ class Tracked:
     cached_tokens: int
     session: str | None
     kept_blocks: int
+    tail: Entry | None = None
+    """How it stood at the end of its turn."""
 
 
 @dataclass(frozen=True)
 class _Start:
-    """A place to go on from: so many tokens, behind so many closed blocks, and the tail there."""
+    """A place to go on from: so many tokens, behind so many closed blocks, and the tail there.
+
+    taken_back: how many tokens of the tail are not wanted.
+    """
 
     length: int
     closed: int
     tail: tuple[str, tuple[int, ...]] | None = None
+    taken_back: int = 0
+
+    def better_than(self, other: "_Start") -> bool:
+        return (self.length, -self.taken_back) > (other.length, -other.taken_back)
 
 
 class Reuse:
@@ -78,11 +87,10 @@ class Reuse:
         chain = Chain(policy, self._model)
         chain.extend(prompt)
         wanted = prompt[:-1]
-        latest, self._latest = self._latest, None
         start = self._best(chain, policy, wanted)
-        cache = self._continued(latest, policy, wanted, start.length)
+        cache = self._continued(start, policy)
         # The sequence before makes room before another is allocated.
-        del latest
+        self._latest = None
         while cache is None:
             cache = self._restored(start, chain, policy, wanted)
             if cache is None:
@@ -109,9 +117,9 @@ class Reuse:
         cache = sequence.cache
         del sequence.tokens[cache.length :]
         if cache.length:
-            tail = self._tail(sequence)
-            self._memory.put(tail)
-            self._persist(sequence, tail)
+            sequence.tail = self._tail(sequence)
+            self._memory.put(sequence.tail)
+            self._persist(sequence, sequence.tail)
         self._latest = sequence
 
     def flush(self) -> None:
@@ -139,26 +147,23 @@ class Reuse:
             if not whole[closed]:
                 continue
             for key, suffix in self._tails(chain.keys[closed]):
-                length = first + shared(suffix, wanted[first:])
-                if length > best.length:
-                    best = _Start(length, closed, (key, suffix))
+                n = shared(suffix, wanted[first:])
+                start = _Start(first + n, closed, (key, suffix), len(suffix) - n)
+                best = start if start.better_than(best) else best
             behind = closed + 1 < len(chain.keys) and chain.keys[closed + 1] in known
             if behind and best.length < first <= len(wanted) and chain.keys[1] in known:
                 best = _Start(first, closed)
         return best
 
-    def _continued(
-        self, latest: Tracked | None, policy: CachePolicy, wanted: Sequence[int], least: int
-    ) -> SequenceCache | None:
-        """The sequence before, cut back to what it shares, if that is no less than `least`."""
-        if latest is None or latest.cache.policy != policy:
+    def _continued(self, start: _Start, policy: CachePolicy) -> SequenceCache | None:
+        """The sequence before, if it is the one to go on from: it need not be loaded."""
+        latest = self._latest
+        if latest is None or latest.tail is None or start.tail is None:
             return None
-        cache = latest.cache
-        length = shared(latest.tokens, wanted)
-        if length < max(1, least) or not cache.can_trim(cache.length - length):
+        if latest.tail.key != start.tail[0] or latest.cache.policy != policy:
             return None
-        cache.trim(cache.length - length)
-        return cache
+        latest.cache.trim(start.taken_back)
+        return latest.cache
 
     def _restored(
         self, start: _Start, chain: Chain, policy: CachePolicy, prompt: Sequence[int]
@@ -168,17 +173,14 @@ class Reuse:
             return SequenceCache(policy, self._rope)
         blocks = needed(policy, start.closed)
         parts = [self._load_block(chain, policy, block, prompt) for block in blocks]
-        slots = tuple(range(len(blocks)))
         fp16 = self._load_fp16(start, chain, policy, prompt)
         if fp16 is None or any(part is None for part in parts):
             return None
-        length = start.length
-        if start.tail is not None:
-            slots, length = fp16.slots, chain.start(start.closed) + len(fp16.tokens)
-        state = TailState(length, start.closed, slots)
+        slots = fp16.slots if start.tail is not None else tuple(range(len(blocks)))
+        state = TailState(start.length + start.taken_back, start.closed, slots)
         arrays = [part.arrays for part in parts if part is not None]
         cache = restore(policy, self._rope, state, arrays, fp16.arrays)
-        cache.trim(length - start.length)
+        cache.trim(start.taken_back)
         return cache
 
     def _load_fp16(
@@ -192,7 +194,7 @@ class Reuse:
         entry = self._load(key, "tail", chain.keys[start.closed], suffix, policy, n)
         held = len(needed(policy, start.closed))
         if entry is not None and len(set(entry.slots)) != held:
-            self._refuse(key, f"tail {key[:12]}: it does not name {held} blocks")
+            self._refuse(key, f"{key[:12]}: it does not name {held} blocks")
             return None
         return entry
 
@@ -216,18 +218,18 @@ class Reuse:
         if entry is not None or self._files is None:
             return entry
         try:
-            entry = self._files.load(key, kind, base, tokens)
+            entry = self._files.load(key)
+            if entry is not None and (entry.kind, entry.base, entry.tokens) != (kind, base, tokens):
+                raise self._files.refuse(key, "it holds other tokens")
+            if entry is not None and not fits(policy, entry.arrays, n_fp16):
+                raise self._files.refuse(key, "its arrays have other shapes")
         except (Refused, StoreUnavailable) as fault:
             self._refuse(key, str(fault))
             return None
         if entry is None:
             self._refused.add(key)
-            return None
-        if not fits(policy, entry.arrays, n_fp16):
-            self._files.set_aside(key)
-            self._refuse(key, f"{kind} {key[:12]}: its arrays have other shapes")
-            return None
-        self._memory.put(entry)
+        else:
+            self._memory.put(entry)
         return entry
 
     def _refuse(self, key: str, reason: str) -> None:
@@ -250,6 +252,9 @@ class Reuse:
 
     def _tails(self, base: str) -> list[tuple[str, tuple[int, ...]]]:
         found = self._memory.tails(base)
+        latest = self._latest.tail if self._latest is not None else None
+        if latest is not None and latest.base == base:
+            found.append((latest.key, latest.tokens))
         if self._files is None:
             return found
         try:

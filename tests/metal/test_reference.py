@@ -34,8 +34,13 @@ def mask(seen):
 
 
 def attend(q, q_slot, parts, spans):
-    pairs = [tuple(map(mx.array, pair)) for pair in parts]
-    return np.array(prefill_attention(mx.array(q), mx.array(q_slot), *pairs, spans))
+    anchors, far, near = (tuple(map(mx.array, pair)) for pair in parts)
+    found = prefill_attention(mx.array(q), mx.array(q_slot), anchors, expand(far), near, spans)
+    return np.array(found)
+
+
+def expand(far):
+    return lambda start, stop: tuple(x[:, start:stop] for x in far)
 
 
 @pytest.fixture
@@ -100,7 +105,8 @@ def test_the_result_has_the_type_of_the_query(queries, parts):
     spans = [Span(0, ROWS, Segment(0, 5), None, Segment(0, 30))]
     halves = [tuple(mx.array(x).astype(mx.float16) for x in pair) for pair in parts]
     q, q_slot = (mx.array(x).astype(mx.float16) for x in queries)
-    found = prefill_attention(q, q_slot, *halves, spans)
+    anchors, far, near = halves
+    found = prefill_attention(q, q_slot, anchors, expand(far), near, spans)
     assert found.dtype == mx.float16
     wanted = attend(*queries, parts, spans)
     np.testing.assert_allclose(np.array(found), wanted, atol=2e-2)

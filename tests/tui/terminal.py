@@ -69,7 +69,7 @@ class Terminal:
         with self._lock:
             return "\n".join(line.rstrip() for line in self._screen.display)
 
-    def until(self, words, seconds=90):
+    def until(self, words, seconds=40):
         """Wait until the words are on the screen, a line break counting as a space."""
         end = time.monotonic() + seconds
         wanted = re.compile(r"\s*".join(map(re.escape, words.split())))

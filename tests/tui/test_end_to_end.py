@@ -22,7 +22,7 @@ def last(store):
     return store.messages(store.last().id)
 
 
-def when(condition, seconds=90):
+def when(condition, seconds=40):
     """Wait for something that is seen on disk."""
     end = time.monotonic() + seconds
     while not condition():
@@ -58,7 +58,7 @@ def test_ask_cancel_retry_quit_reopen_resume_search_export(default_model, tmp_pa
         assert last(store)[:4] == before
 
         app.send(CTRL_S).until("What is the capital of France?")
-        app.send("of spa").until("And of Spain?").send("\r").until("1 of 1")
+        app.send("of spa").until("…And of Spain?…").send("\r").until("1 of 1")
         path = tmp_path / "out.json"
         app.send(ESC).send(ESC).send(f"/export {path}\r")
         when(path.exists)

@@ -1,0 +1,151 @@
+"""The stored session that a command goes on with, if any."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import click
+
+from edgekv import config
+from edgekv.conversation import joined
+from edgekv.errors import InvalidValue
+from edgekv.sessions import Session, SessionNotFound, Store, StoreUnavailable
+from edgekv.sessions.recording import Recording
+
+REMEMBERED = ("model", "window", "n_sink", "k_bits", "v_bits", "kv_policy")
+"""Settings that a session keeps: its KV depends on them."""
+
+_BITS = {"kv_bits", "k_bits", "v_bits"}
+
+
+class Stored:
+    """A store to read KV from, and the session that a turn is read from and written to.
+
+    name: of the session, which is made when its first turn begins; None for a turn of its own.
+    """
+
+    def __init__(
+        self, store: Store | None, name: str | None, session: Session | None, persist: bool
+    ) -> None:
+        self.store = store
+        self.name = name
+        self._session = session
+        self._persist = persist
+
+    @property
+    def session_id(self) -> str | None:
+        """The session that KV is to be written for."""
+        return self._session.id if self._session is not None and self._persist else None
+
+    def settings(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The user's flags, and where there are none what the session was begun with."""
+        begun_with = self._session.settings if self._session is not None else {}
+        kept = {key: begun_with[key] for key in REMEMBERED if begun_with.get(key) is not None}
+        flags = {key: value for key, value in given.items() if value is not None}
+        by_layer = "kv_policy" in flags or ("kv_policy" in kept and not _BITS & set(flags))
+        for key in _BITS if by_layer or "kv_bits" in flags else ():
+            kept.pop(key, None)
+        if not by_layer:
+            kept.pop("kv_policy", None)
+        return kept | flags
+
+    def messages(self, text: str, system: str | None, flag: str | None) -> list[dict[str, str]]:
+        """The conversation up to a new message of the user's.
+
+        system: what a new conversation begins with; flag: --system, if it was given.
+        Raises InvalidValue for another one than the session began with.
+        """
+        before = []
+        if self.store is not None and self._session is not None:
+            stored = self.store.messages(self._session.id)
+            before = [{"role": one.role, "content": one.content} for one in stored]
+        first = before[0]["content"] if before and before[0]["role"] == "system" else None
+        if not before and system is not None:
+            before = [{"role": "system", "content": system}]
+        elif before and flag is not None and flag != first:
+            raise InvalidValue(
+                f"session {self.name!r} began with another system message: "
+                "leave --system out, or give another --session"
+            )
+        return joined([*before, {"role": "user", "content": text}])
+
+    def begin(self, text: str, settings: config.Config) -> Recording | None:
+        """Write the user's message down, in a session made now where it is new."""
+        if self.store is None or self.name is None or not self._persist:
+            return None
+        kept = {key: getattr(settings, key) for key in REMEMBERED}
+        new = self._session is None
+        try:
+            if self._session is None:
+                self._session = self.store.create(self.name, settings.model, kept)
+            else:
+                self.store.configure(self._session.id, settings.model, kept)
+        except StoreUnavailable as fault:
+            warn(f"this conversation is not being saved: {fault}")
+            return None
+        recording = Recording(self.store, self._session.id, warn)
+        if new and settings.system is not None:
+            recording.add("system", settings.system)
+        recording.add("user", text)
+        return recording
+
+
+@contextmanager
+def stored(name: str | None, last: bool, persist: bool) -> Iterator[Stored]:
+    """Open the session of that name, or the last one, and hold it until the block ends.
+
+    Without `persist` nothing is written: a session is read, and without one the store is not
+    even opened. Raises SessionNotFound, SessionInUse, or InvalidValue.
+    """
+    if name is not None and last:
+        raise InvalidValue("--continue goes on with the last session: leave --session out")
+    with ExitStack() as stack:
+        store = _open(name is not None or last, persist)
+        if store is None:
+            if last:
+                raise SessionNotFound("there is no session to continue: begin one with --session")
+            yield Stored(None, name, None, persist)
+            return
+        stack.callback(store.close)
+        for note in store.notes:
+            warn(note)
+        session = _find(store, name, last)
+        persist = persist and store.writable
+        if session is not None and persist:
+            stack.callback(store.lock(session.id).release)
+        yield Stored(store, name if session is None else session.name, session, persist)
+
+
+def _open(wanted: bool, persist: bool) -> Store | None:
+    """The store, if it is needed: to write in, or to read where it exists."""
+    exists = (config.paths().data / "edgekv.db").exists()
+    if not (exists or (wanted and persist)) or not (wanted or persist):
+        return None
+    try:
+        store = Store(read_only=not persist)
+    except StoreUnavailable as fault:
+        if wanted:
+            warn(f"this conversation is not being saved: {fault}")
+        return None
+    if wanted and persist and not store.writable:
+        warn(f"this conversation is not being saved: {store.folder} cannot be written")
+    return store
+
+
+def _find(store: Store, name: str | None, last: bool) -> Session | None:
+    if last:
+        session = store.last()
+        if session is None:
+            raise SessionNotFound("there is no session to continue: begin one with --session")
+        return session
+    if name is None:
+        return None
+    try:
+        return store.get(name)
+    except SessionNotFound:
+        return None
+
+
+def warn(text: str) -> None:
+    """One line on standard error."""
+    click.echo(f"edgekv: {text}", err=True)
