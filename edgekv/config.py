@@ -40,6 +40,7 @@ class Config:
     n_sink: int = 4
     k_bits: int = 4
     v_bits: int = 4
+    kv_policy: str | None = None
     max_tokens: int = 1024
     temp: float = 0.0
     top_p: float = 0.95
@@ -68,6 +69,7 @@ RULES: dict[str, Rule] = {
     "kv_bits": Rule(int, choices=KV_BITS),
     "k_bits": Rule(int, choices=KV_BITS),
     "v_bits": Rule(int, choices=KV_BITS),
+    "kv_policy": Rule(str),
     "max_tokens": Rule(int, low=1),
     "temp": Rule(float, low=0),
     "top_p": Rule(float, low=0, high=1, above=True),
@@ -203,8 +205,21 @@ def load(flags: Mapping[str, object] | None = None) -> Config:
     }
     merged: dict[str, Value] = {}
     for layer in (read_file(paths().config), read_environment(os.environ), given):
+        _one_kind_of_bits(layer, merged)
         merged |= _expand_bits(layer)
     return Config(**merged)  # type: ignore[arg-type]
+
+
+def _one_kind_of_bits(layer: Mapping[str, Value], merged: dict[str, Value]) -> None:
+    """Bits given for all layers beat a file of bits from a weaker place, and contradict their own.
+
+    Raises InvalidValue.
+    """
+    named = [key for key in ("kv_bits", "k_bits", "v_bits") if key in layer]
+    if named and "kv_policy" in layer:
+        raise InvalidValue(f"kv_policy has the bits of each layer: give it or {named[0]}, not both")
+    if named:
+        merged.pop("kv_policy", None)
 
 
 def _expand_bits(layer: Mapping[str, Value]) -> dict[str, Value]:

@@ -3,12 +3,14 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgekv.errors import InvalidValue, UnsupportedModel
 from edgekv.metal.tile import BLOCK
-from edgekv.template import ChatTemplate
-from edgekv.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from edgekv.template import ChatTemplate
+    from edgekv.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
 
@@ -40,13 +42,13 @@ def checked(text: str) -> str:
     return text
 
 
-def raw_prompt(tokenizer: Tokenizer, text: str) -> Prompt:
+def raw_prompt(tokenizer: "Tokenizer", text: str) -> Prompt:
     """Text as it is, behind the token that begins a text where the model has one."""
     return Prompt(tuple(tokenizer.encode(text, add_special=True)))
 
 
 def chat_prompt(
-    tokenizer: Tokenizer,
+    tokenizer: "Tokenizer",
     messages: Sequence[Message],
     tools: Sequence[Mapping[str, Any]] | None = None,
     **options: Any,  # noqa: ANN401 - whatever a template knows
@@ -85,7 +87,7 @@ def joined(messages: Sequence[Message]) -> list[dict[str, Any]]:
     return turns
 
 
-def _template(tokenizer: Tokenizer) -> ChatTemplate:
+def _template(tokenizer: "Tokenizer") -> "ChatTemplate":
     if tokenizer.chat_template is None:
         raise UnsupportedModel(
             "this model has no chat template: it completes text, so use --raw, or an instruct model"

@@ -8,12 +8,13 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import mlx.core as mx
 
@@ -32,6 +33,7 @@ from edgekv.events import (
 )
 from edgekv.grammar import GrammarTokens, Matcher
 from edgekv.loading import open_checkpoint, read_config
+from edgekv.models.guard import guarded
 from edgekv.models.layers import Decoder
 from edgekv.models.load import build
 from edgekv.models.rope import make_rope
@@ -59,6 +61,8 @@ __all__ = [
     "TokenScore",
 ]
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True)
 class Loaded:
@@ -77,12 +81,9 @@ class Engine:
     the caller's, to be closed after the engine.
     """
 
-    def __init__(
-        self, path: Path, store: Store | None = None, limits: Limits | None = None
-    ) -> None:
+    def __init__(self, path: Path, store: Store | None = None) -> None:
         self._path = path
         self._store = store
-        self._limits = limits or Limits()
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._loaded: queue.SimpleQueue[Loaded | BaseException] = queue.SimpleQueue()
         self._notices: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -114,6 +115,10 @@ class Engine:
         self._jobs.put(lambda: self._scheduler.add(request, reply))
         return reply
 
+    def limit(self, limits: Limits) -> None:
+        """How much may be under way at a time, from the next request on."""
+        self._scheduler.limits = limits
+
     @property
     def load(self) -> Load:
         """What is under way now."""
@@ -125,6 +130,19 @@ class Engine:
         while not self._notices.empty():
             found.append(self._notices.get())
         return found
+
+    def call(self, job: Callable[[Decoder, Rope], T]) -> "Future[T]":
+        """Queue a piece of work with the model for the MLX thread; its result or its fault."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(job(self._model, self._rope))
+            except BaseException as error:
+                future.set_exception(error)
+
+        self._jobs.put(run)
+        return future
 
     def close(self) -> None:
         """Stop the replies under way, then the thread; returns when it has ended."""
@@ -153,7 +171,6 @@ class Engine:
                 self._reuse,
                 self._matcher,
                 self.notices,
-                self._limits,
             )
             self._loaded.put(loaded)
             while self._take_jobs():
@@ -185,8 +202,10 @@ class Engine:
         checkpoint = open_checkpoint(self._path)
         config = checkpoint.config
         shape = ModelShape.from_config(config)
+        self._rope = make_rope(config, shape.head_dim)
+        shape = guarded(shape, checkpoint.weights, self._rope)
         self._model = build(config, checkpoint.weights)
-        self._reuse = self._make_reuse(make_rope(config, shape.head_dim))
+        self._reuse = self._make_reuse(self._rope)
         return Loaded(config, shape, checkpoint.tokenizer, time.perf_counter() - start)
 
     def _make_reuse(self, rope: Rope) -> Reuse:

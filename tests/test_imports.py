@@ -29,6 +29,7 @@ def test_contracts():
         ["models", "list", "--json"],
         ["models", "show", "smollm2-135m"],
         ["models", "use", "smollm2-135m"],
+        ["plan", "smollm2-135m", "--json"],
     ],
 )
 def test_light_commands_load_nothing_heavy(args):

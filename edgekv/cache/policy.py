@@ -115,6 +115,16 @@ class CachePolicy:
         return self.n_sink + self.n_pinned + self.window - 1
 
     @property
+    def k_bits(self) -> float:
+        """Bits of keys, the mean where layers differ."""
+        return _mean([layer.k_bits for layer in self.layers])
+
+    @property
+    def v_bits(self) -> float:
+        """Bits of values, the mean where layers differ."""
+        return _mean([layer.v_bits for layer in self.layers])
+
+    @property
     def bytes_per_token(self) -> float:
         """Bytes a token costs in a closed block, all layers together."""
         return sum(layer.block_nbytes for layer in self.layers) / BLOCK
@@ -141,6 +151,10 @@ class CachePolicy:
     def can_pin(self) -> bool:
         # Below this a pinned token could leave the window before its block is quantized.
         return self.window >= RECENT_BLOCKS * BLOCK
+
+
+def _mean(bits: Sequence[int]) -> float:
+    return bits[0] if len(set(bits)) == 1 else sum(bits) / len(bits)
 
 
 def fit_window(policy: CachePolicy, budget: int, longest: int) -> CachePolicy:

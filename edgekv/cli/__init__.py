@@ -20,6 +20,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("edgekv.cli.serve:serve", "Serve the model over HTTP, as OpenAI's API."),
     "sessions": ("edgekv.cli.sessions:sessions", "Stored conversations and their KV."),
     "models": ("edgekv.cli.models:models", "List, download, remove and choose models."),
+    "plan": ("edgekv.cli.plan:plan_command", "Say what a model's KV cache takes, before loading."),
+    "eval": ("edgekv.cli.evaluate:evaluate", "Measure what a cache policy does to a model."),
+    "bench": ("edgekv.cli.bench:bench", "Measure speed and memory, also against other libraries."),
     "doctor": ("edgekv.cli.doctor:doctor", "Say what this machine and installation are."),
 }
 

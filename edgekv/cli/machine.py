@@ -22,10 +22,16 @@ def available_memory() -> int | None:
         return _pages("SC_AVPHYS_PAGES")
 
 
+def usable_memory() -> int | None:
+    """Bytes that models may take; None when total memory is unknown."""
+    total = total_memory()
+    return None if total is None else int(total * USABLE)
+
+
 def fits(needed: float) -> bool | None:
     """Whether `needed` bytes can be held here; None when total memory is unknown."""
-    total = total_memory()
-    return None if total is None else needed <= total * USABLE
+    usable = usable_memory()
+    return None if usable is None else needed <= usable
 
 
 def _pages(name: str) -> int | None:

@@ -2,15 +2,17 @@
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
 
+from edgekv.cache.bits import read_bits, with_bits
 from edgekv.cache.policy import CachePolicy, fit_window
 from edgekv.config import Config
 from edgekv.conversation import Prompt
 from edgekv.errors import InvalidValue
-from edgekv.models.shape import ModelShape
+from edgekv.models.shape import SAFE_BITS, ModelShape
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -34,7 +36,9 @@ class Size(click.ParamType[int]):
         return int(float(match[1]) * _UNITS[match[2] or ""])
 
 
-def _chain(*decorators: Decorator) -> Decorator:
+def chain(*decorators: Decorator) -> Decorator:
+    """Several decorators as one, the first outermost."""
+
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         for decorator in reversed(decorators):
             command = decorator(command)
@@ -47,20 +51,25 @@ model_option = click.option(
     "-m", "--model", metavar="NAME|PATH|REPO", help="Alias, folder, .gguf file or hub repository."
 )
 
-cache_options = _chain(
+policy_options = chain(
     click.option("--window", type=int, metavar="N", help="Newest tokens kept (default: by model)."),
     click.option("--n-sink", type=int, metavar="N", help="First tokens kept for good (default 4)."),
+    click.option("--kv-bits", type=int, metavar="B", help="2, 3, 4, 8 or 16 (default 4)."),
+    click.option("--k-bits", type=int, metavar="B", help="Bits of keys alone."),
+    click.option("--v-bits", type=int, metavar="B", help="Bits of values alone."),
+    click.option("--kv-policy", metavar="FILE", help="Bits by layer, as `eval tune` writes them."),
+    click.option(
+        "--kv-budget", type=Size(), metavar="SIZE", help="Bytes for KV, e.g. 256MB: sets --window."
+    ),
+)
+
+cache_options = chain(
+    policy_options,
     click.option(
         "--pin-system/--no-pin-system",
         default=True,
         show_default=True,
         help="Keep the system message for good.",
-    ),
-    click.option("--kv-bits", type=int, metavar="B", help="2, 3, 4, 8 or 16 (default 4)."),
-    click.option("--k-bits", type=int, metavar="B", help="Bits of keys alone."),
-    click.option("--v-bits", type=int, metavar="B", help="Bits of values alone."),
-    click.option(
-        "--kv-budget", type=Size(), metavar="SIZE", help="Bytes for KV, e.g. 256MB: sets --window."
     ),
     click.option(
         "--overflow",
@@ -71,7 +80,7 @@ cache_options = _chain(
     ),
 )
 
-draw_options = _chain(
+draw_options = chain(
     click.option("--max-tokens", type=int, metavar="N", help="Longest reply (default 1024)."),
     click.option("--temp", type=float, metavar="F", help="Temperature; 0, the default, is greedy."),
     click.option("--top-p", type=float, metavar="F", help="Nucleus (default 0.95)."),
@@ -81,17 +90,21 @@ draw_options = _chain(
     click.option("--seed", type=int, metavar="N", help="Same seed, same reply."),
 )
 
-sampling_options = _chain(
+sampling_options = chain(
     click.option("--system", metavar="TEXT", help="System message."),
     draw_options,
     click.option("--stop", "stops", multiple=True, metavar="TEXT", help="End before this text."),
 )
 
-session_options = _chain(
+session_options = chain(
     click.option("--session", metavar="NAME", help="Go on with this session, or begin it."),
     click.option("-c", "--continue", "last", is_flag=True, help="Go on with the last session."),
     click.option("--no-persist", is_flag=True, help="Leave no byte on disk."),
 )
+
+
+CACHE_SETTINGS = ("window", "n_sink", "kv_bits", "k_bits", "v_bits", "kv_policy")
+"""Keys of the configuration that policy_options set."""
 
 
 def make_policy(
@@ -104,6 +117,22 @@ def make_policy(
     if budget is not None and config.window is not None:
         raise InvalidValue("--kv-budget chooses the window: give it or --window, not both")
     policy = shape.policy(config.window, config.n_sink, config.k_bits, config.v_bits)
+    if config.kv_policy is not None:
+        policy = with_bits(policy, read_bits(Path(config.kv_policy), shape.n_layers))
     pinned = prompt.pinned(policy.n_sink) if pin else 0
     policy = policy.with_pinned(pinned)
     return policy if budget is None else fit_window(policy, budget, shape.longest_window)
+
+
+def raised_keys(config: Config, shape: ModelShape) -> str | None:
+    """What to tell a user whose model gets more bits for keys than asked for, else None.
+
+    A file of bits by layer is taken at its word.
+    """
+    if not shape.sensitive or config.k_bits >= SAFE_BITS or config.kv_policy is not None:
+        return None
+    layers = ", ".join(map(str, sorted(shape.sensitive)))
+    return (
+        f"keys of layer {layers} have a large constant part that {config.k_bits} bits would "
+        f"break: they are kept in {SAFE_BITS} bits"
+    )

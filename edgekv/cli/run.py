@@ -1,22 +1,22 @@
 """`edgekv run`: one prompt, one answer on standard output."""
 
 import os
-import signal
 import stat
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import click
 
 from edgekv import catalog, config, download
 from edgekv.cache.policy import CachePolicy
+from edgekv.cli.interrupt import interrupting
 from edgekv.cli.options import (
     cache_options,
     make_policy,
     model_option,
+    raised_keys,
     sampling_options,
     session_options,
 )
@@ -151,6 +151,8 @@ def _request(
             f"a window of {policy.window:,} is beyond the {loaded.shape.context:,} tokens "
             "this model was trained on"
         )
+    if (raised := raised_keys(settings, loaded.shape)) is not None:
+        warn(raised)
     max_tokens = settings.max_tokens
     if options["overflow"] == "error":
         max_tokens = _within(policy, len(prompt.tokens), max_tokens)
@@ -176,37 +178,27 @@ def _writer(as_json: bool) -> Writer:
 
 def _follow(reply: Reply, writer: Writer, recording: Recording | None) -> Finished:
     """Show a reply as it comes; Ctrl-C stops it and keeps what there is, twice leaves at once."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        reply.cancel()
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    before = signal.signal(signal.SIGINT, interrupt)
-    try:
-        with writer:
-            for event in reply:
-                match event:
-                    case Text(text):
-                        writer.write(text)
-                        if recording is not None:
-                            recording.write(text)
-                    case Prefilled(done, total):
-                        writer.reading(done, total)
-                    case Notice(text):
-                        warn(text)
-                    case Finished():
-                        if recording is not None:
-                            recording.finish(event.tokens, event.reason)
-                        return event
-    finally:
-        signal.signal(signal.SIGINT, before)
+    with interrupting(reply.cancel), writer:
+        for event in reply:
+            match event:
+                case Text(text):
+                    writer.write(text)
+                    if recording is not None:
+                        recording.write(text)
+                case Prefilled(done, total):
+                    writer.reading(done, total)
+                case Notice(text):
+                    warn(text)
+                case Finished():
+                    if recording is not None:
+                        recording.finish(event.tokens, event.reason)
+                    return event
     raise AssertionError("a reply ends with Finished")
 
 
 def _report(
     settings: Config, loaded: Loaded, policy: CachePolicy, finished: Finished, text: str
 ) -> dict[str, Any]:
-    layer = policy.layers[0]
     return {
         "text": text,
         "finish_reason": finished.reason,
@@ -224,8 +216,8 @@ def _report(
             "decode_tps": finished.decode_tps,
         },
         "kv": {
-            "k_bits": layer.k_bits,
-            "v_bits": layer.v_bits,
+            "k_bits": policy.k_bits,
+            "v_bits": policy.v_bits,
             "window": policy.window,
             "n_sink": policy.n_sink,
             "pinned": policy.n_pinned,

@@ -16,10 +16,12 @@ from edgekv.loading.config import merge_eos
 from edgekv.loading.folder import folder_config, folder_weights
 from edgekv.loading.gguf import read_gguf
 from edgekv.loading.gguf_names import config_from_gguf
-from edgekv.loading.gguf_weights import weights_from_gguf
+from edgekv.loading.gguf_weights import gguf_arrays, weights_from_gguf
 from edgekv.tokenizer import Tokenizer, load_tokenizer_folder, load_tokenizer_gguf
 
-__all__ = ["Checkpoint", "open_checkpoint", "read_config"]
+__all__ = ["Checkpoint", "open_checkpoint", "read_config", "read_key_biases"]
+
+_KEY_BIAS = "k_proj.bias"
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,19 @@ def read_config(path: Path) -> dict[str, Any]:
     if _found(path).is_dir():
         return folder_config(path)
     return config_from_gguf(read_gguf(path))
+
+
+def read_key_biases(path: Path) -> dict[str, mx.array]:
+    """The biases of key projections by name, and nothing else: empty for most models.
+
+    Raises ModelNotFound, DamagedFile or UnsupportedModel.
+    """
+    with _naming(path):
+        if _found(path).is_dir():
+            arrays = folder_weights(path, folder_config(path))
+        else:
+            arrays = gguf_arrays(read_gguf(path), _KEY_BIAS)
+    return {name: array for name, array in arrays.items() if name.endswith(_KEY_BIAS)}
 
 
 @contextmanager

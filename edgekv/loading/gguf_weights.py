@@ -7,7 +7,13 @@ import mlx.core as mx
 
 from edgekv.errors import DamagedFile
 from edgekv.loading.gguf import GGUF, Tensor
-from edgekv.loading.gguf_names import ROPE_FACTORS, architecture, hf_name, row_order
+from edgekv.loading.gguf_names import (
+    ROPE_FACTORS,
+    architecture,
+    config_from_gguf,
+    hf_name,
+    row_order,
+)
 from edgekv.loading.gguf_quants import GROUP_SIZE, Packed, load_tensor
 
 
@@ -37,6 +43,21 @@ def _load(
         raise DamagedFile(f"{gguf.path}: {tensor.name} has {rows} rows, not {len(order)}")
     loaded = load_tensor(tensor, order)
     return loaded if isinstance(loaded, Packed) else {name: loaded}
+
+
+def gguf_arrays(gguf: GGUF, ending: str) -> dict[str, mx.array]:
+    """The unquantized arrays whose Hugging Face name ends so, without reading the others.
+
+    Raises UnsupportedModel or DamagedFile naming the tensor.
+    """
+    config = config_from_gguf(gguf)
+    found: dict[str, mx.array] = {}
+    for tensor in gguf.tensors.values():
+        name = "" if tensor.name == ROPE_FACTORS else hf_name(tensor.name, gguf)
+        if name.endswith(ending):
+            loaded = _load(gguf, name, tensor, config)
+            found |= loaded if isinstance(loaded, dict) else {}
+    return found
 
 
 def weights_from_gguf(

@@ -21,12 +21,3 @@ def compute_dtype(stored: mx.Dtype) -> mx.Dtype:
 def physical_memory() -> int:
     """Bytes of this machine's memory."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def prefers_dense(n_weights: int) -> bool:
-    """Whether quantized weights, that many numbers, should be expanded when a model is loaded.
-
-    On the CPU backend a packed product costs 2.4 times the fp32 one at one row and 75 times at
-    256 (mlx 0.32.4, two cores, OpenBLAS), so memory is spent for it, up to half of the machine's.
-    """
-    return not has_metal() and 4 * n_weights <= physical_memory() // 2

@@ -7,10 +7,11 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from edgekv.errors import DamagedFile, UnsupportedModel
-from edgekv.metal.device import compute_dtype, prefers_dense
+from edgekv.metal.device import compute_dtype, has_metal, physical_memory
 from edgekv.models import ARCHITECTURES
 from edgekv.models.cpu import add_host
 from edgekv.models.layers import Decoder
+from edgekv.models.memory import expands
 from edgekv.models.shape import check_supported
 
 Weights = dict[str, mx.array]
@@ -28,7 +29,8 @@ def build(config: dict[str, Any], weights: Weights) -> Decoder:
     model: Decoder = family.Model(family.ModelArgs.from_config(config))
     weights = model.sanitize(weights)
     modes = _quantization(config, weights)
-    if modes and prefers_dense(sum(_columns(weights, m, *modes[m]) for m in modes)):
+    n_packed = sum(_columns(weights, m, *modes[m]) for m in modes)
+    if modes and not has_metal() and expands(n_packed, physical_memory()):
         weights = _expand(weights, modes)
     elif modes:
         _make_room(model, modes)
@@ -37,6 +39,13 @@ def build(config: dict[str, Any], weights: Weights) -> Decoder:
     weights.clear()
     add_host(model)
     return model
+
+
+def count_weights(config: dict[str, Any]) -> int:
+    """How many numbers a model of that configuration holds; nothing of it is computed."""
+    family = importlib.import_module(ARCHITECTURES[check_supported(config)])
+    model: Decoder = family.Model(family.ModelArgs.from_config(config))
+    return sum(array.size for array in model.arrays())
 
 
 def _quantization(config: dict[str, Any], weights: Weights) -> dict[str, tuple[int, int]]:

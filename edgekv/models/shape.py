@@ -7,6 +7,9 @@ from edgekv.cache.policy import CachePolicy, LayerPolicy
 from edgekv.errors import DamagedFile, UnsupportedModel
 from edgekv.models import ARCHITECTURES
 
+SAFE_BITS = 8
+"""Bits for keys that four would break (see models/guard.py)."""
+
 DEFAULT_WINDOW = 4096
 """Tokens kept where nobody says otherwise, if the model was trained on as many."""
 
@@ -30,6 +33,8 @@ class ModelShape:
     head_dim: int
     context: int
     sliding_window: int | None = None
+    sensitive: frozenset[int] = frozenset()
+    """Layers whose keys must not have fewer than 8 bits, known once the weights are read."""
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "ModelShape":
@@ -69,9 +74,14 @@ class ModelShape:
     ) -> CachePolicy:
         """The cache policy of a sequence; a model with a smaller window of its own keeps that.
 
-        Such a model was trained without sinks, so it gets none. Raises InvalidValue.
+        Such a model was trained without sinks, so it gets none. Keys of sensitive layers get
+        eight bits at the least. Raises InvalidValue.
         """
-        layers = (LayerPolicy(self.n_kv_heads, self.head_dim, k_bits, v_bits),) * self.n_layers
+        plain, safe = (
+            LayerPolicy(self.n_kv_heads, self.head_dim, bits, v_bits)
+            for bits in (k_bits, max(k_bits, SAFE_BITS))
+        )
+        layers = tuple(safe if i in self.sensitive else plain for i in range(self.n_layers))
         window = self.default_window if window is None else window
         if self.sliding_window is not None and self.sliding_window <= window:
             return CachePolicy(self.sliding_window, layers, n_sink=0, n_pinned=n_pinned)

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from edgekv.cache.policy import CachePolicy
-from tests.quality.measure import nll, perplexity
+from edgekv.evaluation.perplexity import exp_mean, fresh_nll
+from edgekv.evaluation.walk import Watch
 
 pytestmark = pytest.mark.model
 
@@ -38,23 +39,23 @@ class Stream:
     def streamed(self, policy):
         """Perplexity of the counted tokens behind all others."""
         cache = self.loaded.cache(policy)
-        losses = nll(self.loaded.model, cache, self.text, len(self.text) - self.counted)
+        losses = self.loaded.nll(cache, self.text, skip=len(self.text) - self.counted)
         assert len(losses) == self.counted
         assert cache.nbytes == policy.nbytes
-        return perplexity(losses)
+        return exp_mean(losses)
 
     @cached_property
     def fresh(self):
-        before = self.policy.n_sink + self.policy.window
-        given = self.text[-self.counted - before :]
-        losses = nll(self.loaded.model, self.loaded.cache(self.policy), given, before)
+        n, model, rope = len(self.text), self.loaded.model, self.loaded.rope
+        stretch = (n - self.counted, n - 1)
+        losses = fresh_nll(model, self.policy, rope, self.text, stretch, Watch())
         assert len(losses) == self.counted
-        return perplexity(losses)
+        return exp_mean(losses)
 
 
 @pytest.fixture(scope="module")
 def short(loaded, text):
-    return Stream(loaded, text[:3000], window=256, counted=1000)
+    return Stream(loaded, text[:2000], window=192, counted=800)
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +92,7 @@ def test_memory_does_not_grow_once_the_window_is_full(loaded, text):
     cache = loaded.cache(policy)
     held = []
     for start in range(0, 2048, 256):
-        nll(loaded.model, cache, text[start : start + 256])
+        loaded.nll(cache, text[start : start + 256])
         held.append((cache.nbytes, mx.get_active_memory()))
     sizes, active = np.array(held[2:]).T
     assert set(sizes) == {policy.nbytes}
