@@ -7,6 +7,7 @@ import pytest
 
 from edgekv.benchmark import contest
 from edgekv.errors import EdgekvError, InvalidValue
+from edgekv.metal.device import has_metal
 from tests.loading.files import write_gguf
 
 
@@ -54,6 +55,12 @@ def test_mlx_lm_runs_beside_it_and_a_stream_is_timed_at_both_ends(bench):
     assert 128 < first < last <= 900 and (last - first) % 64 == 0
     assert flat["ratio"] == pytest.approx(flat["token_ms"][1] / flat["token_ms"][0])
     assert flat["kv_bytes"][0] == flat["kv_bytes"][1]
+
+
+@pytest.mark.skipif(has_metal(), reason="Metal is here")
+def test_kernels_are_measured_where_there_is_metal_alone(edgekv, tiny):
+    result = edgekv("bench", "-m", tiny, "--kernels")
+    assert result.returncode == 2 and "--kernels needs Metal" in result.stderr
 
 
 def test_a_peer_that_is_not_installed_is_named(monkeypatch):
