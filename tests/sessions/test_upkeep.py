@@ -2,8 +2,10 @@
 
 import json
 import os
+import resource
 import threading
 import zipfile
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -407,3 +409,26 @@ def test_a_key_in_the_keyring_opens_the_store(store, session, monkeypatch):
             Store(store.folder)
     finally:
         keyring.set_keyring(before)
+
+
+def test_a_turn_writes_little_more_than_its_kv_and_its_text(store, session):
+    """As the kernel counts blocks written, in the sizes of the default model."""
+    files = BlockFiles(store, 10**9)
+    block = {"keys0.0": np.ones(414_720 // 4, np.uint32)}
+    tail = {"hot.0": np.ones((30, 2, 3, 100, 64), np.float16)}
+    window = [replace(entry(n), arrays=block) for n in range(64)]
+    files.put(session, window)
+    ratios = []
+    for turn in range(4):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_oublock
+        new = [replace(entry(64 + 2 * turn + n), arrays=block) for n in range(2)]
+        new.append(replace(entry(900 + turn, kind="tail"), arrays=tail))
+        store.append(session, "user", "And then? " * 20)
+        store.append(session, "assistant", "some words " * 100, range(200), "stop")
+        files.put(session, new)
+        files.use(session, [one.key for one in [*window, *new]])
+        written = 512 * (resource.getrusage(resource.RUSAGE_SELF).ru_oublock - before)
+        ratios.append(written / (sum(one.nbytes for one in new) + 1300))
+    if not any(ratios):
+        pytest.skip("the file system of the temporary folder counts no writes")
+    assert 0.9 < min(ratios) <= max(ratios) <= 1.1
