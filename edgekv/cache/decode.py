@@ -7,7 +7,8 @@ import mlx.core as mx
 import numpy as np
 
 from edgekv.cache.block import close
-from edgekv.cache.reach import Part, reach
+from edgekv.cache.reach import Part, Reach, reach
+from edgekv.cache.rope import Rope
 from edgekv.cache.sequence import LayerArrays, SequenceCache
 from edgekv.cache.table import table
 from edgekv.metal import fused
@@ -35,11 +36,7 @@ class DecodeStep:
 
     @cached_property
     def _sight(self) -> Sight:
-        rope, seen = self._cache.rope, self._reach
-        far = rope.for_queries(seen.distances).over(2) if seen.slots else None
-        hot = matrices(rope.for_queries([part.distance for part in seen.parts]))
-        far_mask = None if seen.seen.all() else _mask(seen.seen.ravel())
-        return Sight(far, far_mask, hot, _hot_mask(seen.parts))
+        return sight(self._reach, self._cache.rope)
 
     def attend(self, layer: int, q: mx.array, k: mx.array, v: mx.array) -> mx.array:
         """Store the token's key and value and return its attention over the cache.
@@ -71,6 +68,14 @@ class DecodeStep:
     def _append(self, arrays: LayerArrays, k: mx.array, v: mx.array) -> None:
         pair = mx.concatenate([k[0] @ self._key_rotation, v[0]]).astype(mx.float16)
         arrays.hot[:, :, self._reach.place] = pair.reshape(2, *k.shape[1:])
+
+
+def sight(seen: Reach, rope: Rope) -> Sight:
+    """What a new token sees, as the twin of the decode kernel takes it."""
+    far = rope.for_queries(seen.distances).over(2) if seen.slots else None
+    hot = matrices(rope.for_queries([part.distance for part in seen.parts]))
+    far_mask = None if seen.seen.all() else _mask(seen.seen.ravel())
+    return Sight(far, far_mask, hot, _hot_mask(seen.parts))
 
 
 def close_recent(cache: SequenceCache, layer: int, block: int, slots: Sequence[int]) -> None:

@@ -56,12 +56,18 @@ BITS = (16, 8, 4)
     multiple=True,
     help="Another library on the same file; repeatable.",
 )
+@click.option(
+    "--kernels",
+    is_flag=True,
+    help="Only attention of one token: the Metal kernel, its twin, and MLX's own at fp16.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def bench(
     contexts: tuple[int, ...],
     rounds: int,
     stream: int,
     against: tuple[str, ...],
+    kernels: bool,
     as_json: bool,
     **options: Any,  # noqa: ANN401
 ) -> None:
@@ -69,6 +75,9 @@ def bench(
     settings = config.load({key: options[key] for key in ("model", *CACHE_SETTINGS)})
     path = download.locate(catalog.resolve(settings.model), progress=download.for_stderr())
     policies = _policies(path, settings, options)
+    if kernels:
+        _bench_kernels(settings.model, path, contexts, rounds, as_json)
+        return
     others = contest.peers(against, sys.platform == "darwin")
     task = Task(str(path), contexts, ANSWER)
     rows = contest.run(
@@ -76,12 +85,41 @@ def bench(
     )
     report: dict[str, Any] = {"model": settings.model, "host": _host(against), "rounds": rounds}
     report |= {"answer": ANSWER, "rows": rows}
+    report["resume"] = contest.in_a_process(_ours(policies[-1], resume=True), task)
     if stream:
         report["flat"] = contest.in_a_process(_ours(policies[-1], stream=stream), task)
     if as_json:
         write_json(report)
     else:
         _write_text(report)
+
+
+def _bench_kernels(
+    model: str, path: Path, windows: tuple[int, ...], rounds: int, as_json: bool
+) -> None:
+    from edgekv.benchmark import kernels
+
+    shape = local_subject(model, path).shape
+    rows = kernels.rows(shape, windows, rounds)
+    host = _host(()) | {"gpu": kernels.gpu(), "peak_gb_per_s": kernels.peak_gb_per_s()}
+    if as_json:
+        write_json({"model": model, "host": host, "rounds": rounds, "rows": rows})
+        return
+    write_facts([(key, value) for key, value in host.items()])
+    click.echo()
+    heads = ("", "WINDOW", "K, V BITS", "US A LAYER", "FLOOR", "GB/S")
+    cells = [
+        (
+            row["name"],
+            f"{row['context']:,}",
+            f"{row['k_bits']}, {row['v_bits']}",
+            f"{row['us']:.1f}",
+            "-" if row["floor_us"] is None else f"{row['floor_us']:.1f}",
+            f"{row['gb_per_s']:.1f}",
+        )
+        for row in rows
+    ]
+    write_table(heads, cells)
 
 
 def _policies(path: Path, settings: config.Config, options: dict[str, Any]) -> list[CachePolicy]:
@@ -128,10 +166,15 @@ def _write_text(report: dict[str, Any]) -> None:
     click.echo()
     heads = ("", "CONTEXT", "READ, TOKENS/S", "WRITE, TOKENS/S", "KV", "MLX PEAK", "PROCESS PEAK")
     write_table(heads, [_cells(row) for row in report["rows"]])
+    kept = report["resume"]
+    click.echo(
+        f"\nfirst token of a session of {kept['context']:,} tokens: {kept['cold_s']:.3f} s when "
+        f"read anew, {kept['resumed_s']:.3f} s with {kept['cached_tokens']:,} of them on disk"
+    )
     if flat := report.get("flat"):
         (first, last), (begin, end) = flat["token_ms"], flat["positions"]
         click.echo(
-            f"\na token behind {begin:,} tokens takes {first:.2f} ms, "
+            f"a token behind {begin:,} tokens takes {first:.2f} ms, "
             f"behind {end:,} {last:.2f} ms: {flat['ratio']:.3f} times"
         )
 

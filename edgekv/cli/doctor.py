@@ -17,7 +17,7 @@ import click
 from edgekv import __version__, blas, catalog, config, download
 from edgekv.cli import machine
 from edgekv.cli.output import amount, bold, write_facts, write_json, yes_no
-from edgekv.errors import EdgekvError, ExitCode
+from edgekv.errors import EdgekvError, ExitCode, InvalidValue
 from edgekv.sessions import Store
 from edgekv.sessions.blocks import BlockFiles
 
@@ -63,6 +63,19 @@ def _backend() -> Section:
     if sys.platform == "darwin" and not metal:
         problems.append(Problem("Metal is not available", "use an arm64 Python on Apple Silicon"))
     return found, problems
+
+
+def _kernels() -> Section:
+    if "mlx.core" not in sys.modules:
+        return {}, []
+    from edgekv.metal import attention
+
+    try:
+        chosen = attention.choice()
+    except InvalidValue as error:
+        return {"used": None}, [Problem(str(error), "unset it", broken=True)]
+    problem = Problem(f"the Metal kernels are not used: {chosen.reason}", "update macOS and MLX")
+    return {"used": chosen.kernels, "reason": chosen.reason}, [problem] if chosen.fault else []
 
 
 def _blas() -> Section:
@@ -155,6 +168,7 @@ def _sessions() -> Section:
 SECTIONS: dict[str, Callable[[], Section]] = {
     "versions": _versions,
     "mlx": _backend,
+    "kernels": _kernels,
     "blas": _blas,
     "memory": _memory,
     "paths": _paths,

@@ -1,12 +1,14 @@
 """`edgekv plan`: what a model and its KV cache will take here, before anything is loaded."""
 
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
 
 from edgekv import catalog, config, download, plan
+from edgekv.cache.policy import CachePolicy
 from edgekv.catalog import ModelEntry
 from edgekv.cli import machine
 from edgekv.cli.models import entry_shape
@@ -14,6 +16,7 @@ from edgekv.cli.options import CACHE_SETTINGS, make_policy, policy_options
 from edgekv.cli.output import amount, bold, write_facts, write_json, write_table
 from edgekv.conversation import Prompt
 from edgekv.errors import ModelNotFound
+from edgekv.hardware import GB_PER_S, predict
 from edgekv.models.memory import loaded_nbytes
 from edgekv.plan import Subject
 
@@ -28,8 +31,19 @@ from edgekv.plan import Subject
     metavar="N",
     help="Tokens of a system message that is kept for good (default 0).",
 )
+@click.option(
+    "--hardware",
+    metavar="CHIP",
+    help="Predict the speed on an Apple chip from its bandwidth: M4, 'M4 Max', …, or all.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def plan_command(model: str | None, pinned: int, as_json: bool, **options: Any) -> None:  # noqa: ANN401
+def plan_command(
+    model: str | None,
+    pinned: int,
+    hardware: str | None,
+    as_json: bool,
+    **options: Any,  # noqa: ANN401
+) -> None:
     """Show what MODEL's KV cache takes by window and bits, what fits here, and what is advised.
 
     The last line is the policy of the options given, in the bytes that `edgekv run` then takes.
@@ -40,10 +54,21 @@ def plan_command(model: str | None, pinned: int, as_json: bool, **options: Any) 
     chosen = make_policy(settings, subject.shape, prompt, True, options["kv_budget"])
     total = machine.total_memory()
     found = plan.report(subject, chosen, total, machine.usable_memory())
+    if hardware is not None:
+        found["predicted"] = _predicted(hardware, subject, chosen)
     if as_json:
         write_json(found)
     else:
         _write_text(found)
+
+
+def _predicted(hardware: str, subject: Subject, policy: CachePolicy) -> list[dict[str, Any]]:
+    chips = GB_PER_S if hardware == "all" else [hardware]
+    floors = [predict(chip, policy, subject.shape.n_heads, subject.stored) for chip in chips]
+    return [
+        asdict(floor) | {"ms_per_token": floor.seconds * 1e3, "tokens_per_s": floor.tokens_per_s}
+        for floor in floors
+    ]
 
 
 def _subject(model: catalog.Model) -> Subject:
@@ -138,3 +163,19 @@ def _write_policies(found: dict[str, Any]) -> None:
     click.echo(bold("chosen"))
     beyond = " (does not fit here)" if found["chosen"]["fits"] is False else ""
     click.echo(f"  {plan.policy_line(found['chosen'])}{beyond}")
+    if "predicted" in found:
+        _write_predictions(found["predicted"])
+
+
+def _write_predictions(rows: list[dict[str, Any]]) -> None:
+    first = rows[0]
+    click.echo(bold("predicted, not measured: the peak bandwidth allows no more"))
+    click.echo(
+        f"  a token reads {amount(first['weight_nbytes'])} of weights and, with the window full, "
+        f"{amount(first['kv_nbytes'])} of KV"
+    )
+    for row in rows:
+        click.echo(
+            f"  {row['chip']}, {row['gb_per_s']} GB/s: at least {row['ms_per_token']:.2f} ms "
+            f"a token, at most {row['tokens_per_s']:.0f} tokens/s"
+        )

@@ -84,13 +84,17 @@ class DecodeShape:
         return min(MAX_SPLITS, max(1, tiles // run))
 
 
+def has_shape(head_dim: int, group: int) -> bool:
+    """Whether kernels are made for so many channels, and query heads to a KV head."""
+    return head_dim in HEAD_DIMS and group <= MAX_GROUP
+
+
 def supports_decode(q: mx.array, blocks: Blocks, n_kv_heads: int) -> bool:
     """Whether there is a decode kernel for queries (rows, n_heads, head_dim) over this pool."""
     rows, n_heads, dim = q.shape
     return (
         rows <= MAX_ROWS
-        and dim in HEAD_DIMS
-        and n_heads // n_kv_heads <= MAX_GROUP
+        and has_shape(dim, n_heads // n_kv_heads)
         and all(len(matrix) == 3 and matrix[0].shape[0] > 0 for matrix in blocks)
     )
 

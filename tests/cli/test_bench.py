@@ -7,6 +7,7 @@ import pytest
 
 from edgekv.benchmark import contest
 from edgekv.errors import EdgekvError, InvalidValue
+from edgekv.metal.device import has_metal
 from tests.loading.files import write_gguf
 
 
@@ -35,6 +36,9 @@ def test_rows_for_each_bits_and_context(bench):
         assert row["prefill_tps"] > 0 and row["decode_tps"] > 0
         assert row["peak_bytes"] > row["kv_bytes"]
         assert len(row["samples"]["decode_tps"]) == found["rounds"] == 2
+    kept = found["resume"]
+    assert kept["context"] == 200 and 100 < kept["cached_tokens"] < 200
+    assert kept["cold_s"] > 0 and kept["resumed_s"] > 0
     assert found["host"]["cores"] >= 1 and found["host"]["edgekv"]
 
 
@@ -54,6 +58,12 @@ def test_mlx_lm_runs_beside_it_on_the_same_file(bench):
     assert names[0] == "edgekv, K4V4" and names[1:3] == ["mlx-lm", "mlx-lm, 4-bit KV"]
     assert all(row["decode_tps"] > 0 for row in found["rows"])
     assert found["host"]["mlx-lm"]
+
+
+@pytest.mark.skipif(has_metal(), reason="Metal is here")
+def test_kernels_are_measured_where_there_is_metal_alone(edgekv, tiny):
+    result = edgekv("bench", "-m", tiny, "--kernels")
+    assert result.returncode == 2 and "--kernels needs Metal" in result.stderr
 
 
 def test_a_peer_that_is_not_installed_is_named(monkeypatch):

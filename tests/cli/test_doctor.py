@@ -7,6 +7,7 @@ import pytest
 
 from edgekv import download
 from edgekv.cli import doctor
+from edgekv.metal import attention
 from edgekv.sessions import Store
 
 
@@ -45,6 +46,26 @@ def test_unwritable_data_folder_is_broken(edgekv, home):
     home.write_text("a file")
     result = edgekv("doctor")
     assert result.returncode == 1 and "cannot be written" in result.stdout
+
+
+def test_kernels_are_not_used_without_metal(edgekv):
+    report = json.loads(edgekv("doctor", "--json").stdout)
+    if not report["mlx"]["metal"]:
+        assert report["kernels"] == {"used": False, "reason": "there is no Metal here"}
+
+
+@pytest.mark.parametrize("text", [False, True])
+def test_a_wrong_wish_about_kernels_is_told(edgekv, text):
+    result = edgekv("doctor", *([] if text else ["--json"]), env={"EDGEKV_KERNELS": "yes"})
+    assert result.returncode == 1 and "EDGEKV_KERNELS must be on or off" in result.stdout
+
+
+def test_kernels_that_came_out_wrong_are_told(monkeypatch):
+    fault = attention.Choice(False, "attention is off by 2 from plain operations", fault=True)
+    monkeypatch.setattr(attention, "choice", lambda: fault)
+    found, problems = doctor._kernels()
+    assert found == {"used": False, "reason": fault.reason}
+    assert fault.reason in problems[0].what and not problems[0].broken
 
 
 def test_missing_mlx_is_told(monkeypatch):

@@ -30,6 +30,27 @@ def test_text_says_what_is_advised_and_why(edgekv):
     assert "where a whole long text must be recalled" in text
 
 
+def test_a_chip_gets_a_prediction_from_its_bandwidth(edgekv):
+    (row,) = planned(edgekv, "llama-3.2-3b", "--hardware", "m4-max")["predicted"]
+    assert row["chip"] == "M4 Max" and row["gb_per_s"] == 546
+    nbytes = row["weight_nbytes"] + row["kv_nbytes"]
+    assert row["ms_per_token"] == pytest.approx(nbytes / 546e6)
+    smaller = planned(edgekv, "llama-3.2-3b", "--hardware", "M4 Max", "--window", 512)
+    assert smaller["predicted"][0]["kv_nbytes"] < row["kv_nbytes"]
+    assert "predicted" not in planned(edgekv, "llama-3.2-3b")
+
+
+def test_all_chips_are_predicted_and_it_is_said_that_nothing_was_measured(edgekv):
+    text = edgekv("plan", "smollm2-135m", "--hardware", "all").stdout
+    assert "predicted, not measured" in text
+    assert "M1, 68 GB/s" in text and "M5 Max, 614 GB/s" in text
+
+
+def test_an_unknown_chip_is_a_usage_error(edgekv):
+    result = edgekv("plan", "smollm2-135m", "--hardware", "H100")
+    assert result.returncode == 2 and "M5 Max, got 'H100'" in result.stderr
+
+
 def test_a_budget_chooses_the_window(edgekv):
     found = planned(edgekv, "smollm2-135m", "--kv-budget", "10MB")
     longer = found["chosen"]["window"] + 1
