@@ -17,7 +17,7 @@ import mlx.core as mx
 from edgekv.cache.policy import CachePolicy
 from edgekv.errors import DoesNotFit
 from edgekv.events import Finished, FinishReason, Notice, Prefilled, Reply, Request
-from edgekv.generate import PREFILL_CHUNK, chunks, forward, forward_each
+from edgekv.generate import PREFILL_CHUNK, chunks, forward, forward_each, longest_chunk
 from edgekv.grammar import Matcher
 from edgekv.metal.device import physical_memory
 from edgekv.models.layers import Decoder
@@ -245,7 +245,8 @@ class Scheduler:
         It is waited for, so that the memory of a long prompt's reading does not grow with it.
         """
         prompt, done = reading.request.prompt, reading.cache.length
-        size = next(chunks(done, reading.unread, reading.cache.policy.n_sink, PREFILL_CHUNK))
+        policy = reading.cache.policy
+        size = next(chunks(done, reading.unread, policy.n_sink, longest_chunk(policy)))
         piece = prompt[done : done + (min(size, self._pace.piece) if shared else size)]
         hidden = forward(self._model, reading.cache, mx.array(list(piece)))
         if not reading.unread:
