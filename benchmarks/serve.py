@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from edgekv.engine import Engine, Limits, Reply, Request, Text
+from edgekv.engine import Engine, Reply, Request, Text
 from edgekv.sampling import Sampling
 
 PROMPTS = (
@@ -106,7 +106,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--rounds", type=int, default=1)
     options = parser.parse_args()
-    with Engine(options.model, limits=Limits(running=4)) as engine:
+    with Engine(options.model) as engine:
         rounds = [measure(engine, options.tokens) for _ in range(options.rounds)]
     print(json.dumps({"model": options.model.name, "rounds": rounds}, indent=2))
 

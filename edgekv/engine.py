@@ -45,8 +45,6 @@ from edgekv.sessions.fingerprint import fingerprint
 from edgekv.sessions.reuse import Reuse
 from edgekv.tokenizer import Tokenizer
 
-T = TypeVar("T")
-
 __all__ = [
     "Engine",
     "Event",
@@ -62,6 +60,8 @@ __all__ = [
     "Text",
     "TokenScore",
 ]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -81,12 +81,9 @@ class Engine:
     the caller's, to be closed after the engine.
     """
 
-    def __init__(
-        self, path: Path, store: Store | None = None, limits: Limits | None = None
-    ) -> None:
+    def __init__(self, path: Path, store: Store | None = None) -> None:
         self._path = path
         self._store = store
-        self._limits = limits or Limits()
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._loaded: queue.SimpleQueue[Loaded | BaseException] = queue.SimpleQueue()
         self._notices: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -117,6 +114,10 @@ class Engine:
         reply = reply or Reply()
         self._jobs.put(lambda: self._scheduler.add(request, reply))
         return reply
+
+    def limit(self, limits: Limits) -> None:
+        """How much may be under way at a time, from the next request on."""
+        self._scheduler.limits = limits
 
     @property
     def load(self) -> Load:
@@ -170,7 +171,6 @@ class Engine:
                 self._reuse,
                 self._matcher,
                 self.notices,
-                self._limits,
             )
             self._loaded.put(loaded)
             while self._take_jobs():

@@ -105,8 +105,8 @@ class _Pace:
     def measure(self, writing_s: float, reading_s: float) -> None:
         """Learn from a step's two passes."""
         wanted = self.piece * 2 * writing_s / reading_s
-        # Half way, for a single step says little.
-        near = int((self.piece + wanted) / 2) // self.LEAST * self.LEAST
+        # Half way, and twice as much at the most, for a single step says little.
+        near = int(min((self.piece + wanted) / 2, 2 * self.piece)) // self.LEAST * self.LEAST
         self.piece = max(self.LEAST, min(PREFILL_CHUNK, near))
 
 
@@ -120,11 +120,11 @@ class Scheduler:
         reuse: Reuse,
         matcher: Callable[[Request], Matcher | None],
         notices: Callable[[], list[str]],
-        limits: Limits,
     ) -> None:
         self._model, self._tokenizer = model, tokenizer
         self._reuse, self._matcher = reuse, matcher
-        self._notices, self._limits = notices, limits
+        self._notices = notices
+        self.limits = Limits()
         self._waiting: deque[tuple[Request, Reply]] = deque()
         self._running: list[_Sequence] = []
         self._pace = _Pace()
@@ -195,7 +195,7 @@ class Scheduler:
             self._finish(one, "cancelled")
 
     def _admit(self) -> None:
-        while self._waiting and len(self._running) < self._limits.running:
+        while self._waiting and len(self._running) < self.limits.running:
             request, reply = self._waiting[0]
             try:
                 if not self._has_room(request):
@@ -209,7 +209,7 @@ class Scheduler:
 
     def _has_room(self, request: Request) -> bool:
         """Raises DoesNotFit for a request that never will have."""
-        budget, needed = self._limits.kv_bytes, request.policy.nbytes
+        budget, needed = self.limits.kv_bytes, request.policy.nbytes
         if budget is None:
             return True
         if needed > budget:

@@ -17,7 +17,7 @@ PROMPTS = ("One, two, three,", "The capital of France is", "Once upon a time", "
 
 @pytest.fixture(scope="module")
 def engine(default_model):
-    with Engine(default_model, limits=Limits(running=4)) as engine:
+    with Engine(default_model) as engine:
         yield engine
 
 
@@ -70,9 +70,9 @@ def test_a_long_prompt_is_read_between_the_tokens_of_others(engine):
 
 
 def test_requests_wait_while_the_budget_is_held_and_a_hopeless_one_is_refused(default_model):
-    with Engine(default_model) as probe:
-        size = probe.loaded.shape.policy(window=256).nbytes
-    with Engine(default_model, limits=Limits(running=4, kv_bytes=2 * size)) as engine:
+    with Engine(default_model) as engine:
+        size = engine.loaded.shape.policy(window=256).nbytes
+        engine.limit(Limits(running=4, kv_bytes=2 * size))
         replies = [engine.submit(request(engine, prompt, 8)) for prompt in PROMPTS]
         most = 0
         stop = threading.Event()

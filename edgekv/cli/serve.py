@@ -8,13 +8,18 @@ from typing import Any
 import click
 
 from edgekv import catalog, config, download
-from edgekv.cache.policy import fit_window
-from edgekv.cli.options import cache_options, draw_options, model_option
+from edgekv.cli.options import (
+    cache_options,
+    draw_options,
+    make_policy,
+    model_option,
+    raised_keys,
+)
 from edgekv.cli.output import amount
 from edgekv.config import Config
+from edgekv.conversation import Prompt
 from edgekv.engine import Engine, Limits
 from edgekv.errors import DoesNotFit, InvalidValue
-from edgekv.loading import read_config
 from edgekv.models.shape import ModelShape
 from edgekv.server.app import make_app
 from edgekv.server.listen import bind, listen
@@ -56,9 +61,9 @@ def serve(**options: Any) -> None:  # noqa: ANN401
     access = _access(options)
     with bind(options["host"], options["port"]) as listener:
         path = download.locate(catalog.resolve(settings.model), progress=download.for_stderr())
-        served = _served(settings, ModelShape.from_config(read_config(path)), options)
-        limits = Limits(served.running, served.kv_budget)
-        with Store() as store, Engine(path, store, limits) as engine:
+        with Store() as store, Engine(path, store) as engine:
+            served = _served(settings, engine.loaded.shape, options)
+            engine.limit(Limits(served.running, served.kv_budget))
             service = Service(engine, served, store)
             level = "info" if options["verbose"] else "warning"
             logging.getLogger("edgekv").setLevel(level.upper())
@@ -98,12 +103,13 @@ def _is_loopback(host: str) -> bool:
 
 def _served(settings: Config, shape: ModelShape, options: dict[str, Any]) -> Settings:
     """The cache of one request, and the bytes that all have together."""
-    policy = shape.policy(settings.window, settings.n_sink, settings.k_bits, settings.v_bits)
     running, budget = options["parallel"], options["kv_budget"]
+    share = None if budget is None or settings.window is not None else budget // running
+    policy = make_policy(settings, shape, Prompt(()), False, share)
     if budget is None:
         budget = running * policy.with_pinned(PINNED_ROOM).nbytes
-    elif settings.window is None:
-        policy = fit_window(policy, budget // running, shape.longest_window)
+    if (told := raised_keys(settings, shape)) is not None:
+        click.echo(f"edgekv: {told}", err=True)
     if policy.nbytes > budget:
         raise DoesNotFit(
             f"--kv-budget of {budget:,} bytes is below the {policy.nbytes:,} bytes that a window "

@@ -26,7 +26,7 @@ def extension(work: Work, end: End) -> dict[str, Any]:
         "window": policy.window,
         "sinks": policy.n_sink,
         "pinned": policy.n_pinned,
-        "kv_bits": max(policy.layers[0].k_bits, policy.layers[0].v_bits),
+        "kv_bits": min(max(layer.k_bits, layer.v_bits) for layer in policy.layers),
         "kv_bytes": finished.kv_bytes,
         "stop_detail": end.detail,
         "ttft_ms": round(finished.ttft_s * 1000),

@@ -9,7 +9,7 @@ from hashlib import sha256
 from typing import Any, Literal, TypeVar
 
 from edgekv import __version__
-from edgekv.cache.policy import CachePolicy
+from edgekv.cache.policy import CachePolicy, LayerPolicy
 from edgekv.config import Config
 from edgekv.conversation import Prompt, chat_prompt
 from edgekv.engine import Engine, Request
@@ -244,9 +244,9 @@ class Service:
         window = self._capped("window", asked.window, default.window)
         layers = default.layers
         if asked.kv_bits is not None:
-            most = max(max(x.k_bits, x.v_bits) for x in layers)
+            most = max(self.settings.config.k_bits, self.settings.config.v_bits)
             bits = self._capped("kv_bits", asked.kv_bits, most)
-            layers = tuple(replace(x, k_bits=bits, v_bits=bits) for x in layers)
+            layers = tuple(_with_bits(layer, bits, most) for layer in layers)
         n_sink = default.n_sink if asked.n_sink is None else asked.n_sink
         policy = CachePolicy(window, layers, n_sink)
         return policy.with_pinned(prompt.pinned(n_sink)) if self.settings.pin_system else policy
@@ -271,6 +271,11 @@ class Service:
                 "context_length_exceeded",
             )
         return min(options.max_tokens, n_ctx - n_prompt)
+
+
+def _with_bits(layer: LayerPolicy, bits: int, most: int) -> LayerPolicy:
+    """Keys that need more bits than any setting asks for keep them."""
+    return replace(layer, k_bits=bits if layer.k_bits <= most else layer.k_bits, v_bits=bits)
 
 
 def _digest(*facts: Any) -> str:  # noqa: ANN401 - whatever has a repr

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from edgekv.config import Config
-from edgekv.engine import Engine, Finished, Limits, Load, Loaded, Prefilled, Text
+from edgekv.engine import Engine, Finished, Load, Loaded, Prefilled, Text
 from edgekv.grammar import GrammarTokens
 from edgekv.loading import open_checkpoint
 from edgekv.models.shape import ModelShape
@@ -147,7 +147,7 @@ class Scripted:
 
 @pytest.fixture(scope="session")
 def engine(default_model):
-    with Engine(default_model, limits=Limits(running=4)) as engine:
+    with Engine(default_model) as engine:
         yield engine
 
 

@@ -4,7 +4,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from edgekv.engine import Engine, Limits
+from edgekv.engine import Engine
 from edgekv.sessions import Store
 from tests.server.conftest import check_error, serving
 
@@ -21,7 +21,7 @@ def kept(default_model, tmp_path):
     def serve():
         with (
             Store(tmp_path) as store,
-            Engine(default_model, store, Limits(4)) as engine,
+            Engine(default_model, store) as engine,
             serving(engine, store=store) as served,
         ):
             yield served
