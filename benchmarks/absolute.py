@@ -21,8 +21,8 @@ from edgekv.cache.rope import Rope
 from edgekv.cli.meter import Meter
 from edgekv.engine import Engine
 from edgekv.evaluation.checkpoint import Checkpoint, key
-from edgekv.evaluation.perplexity import Perplexity, perplexity
-from edgekv.evaluation.walk import Watch
+from edgekv.evaluation.perplexity import Perplexity, nll_of
+from edgekv.evaluation.walk import Watch, walk_on
 from edgekv.generate import Cancelled
 from edgekv.models.layers import Decoder
 
@@ -53,7 +53,9 @@ def main() -> None:
         place = Checkpoint(folder, key("absolute", args.model, tokens, [policy]))
 
         def job(model: Decoder, rope: Rope) -> Perplexity:
-            return perplexity(model, place.load([policy], rope), tokens, watch, place)
+            walk = place.load([policy], rope)
+            score = nll_of(model)
+            return Perplexity(walk_on(model, walk, tokens, score, watch, place)[:, 0])
 
         try:
             found = engine.call(job).result()

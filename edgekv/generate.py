@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import mlx.core as mx
 
+from edgekv.cache.batch import BatchStep, HostBatchStep
 from edgekv.cache.host import HostStep
 from edgekv.cache.sequence import SequenceCache
 from edgekv.cache.step import make_step, takes_one
@@ -27,6 +28,19 @@ def forward(model: Decoder, cache: SequenceCache, tokens: mx.array) -> mx.array:
     if model.host is not None and takes_one(cache, tokens.shape[0]):
         return model.host(tokens, HostStep(cache))
     return model(tokens, make_step(cache, tokens.shape[0]))
+
+
+def forward_each(
+    model: Decoder, caches: Sequence[SequenceCache], tokens: Sequence[mx.array]
+) -> mx.array:
+    """Take one token (1,) into each of several sequences; returns their (n, hidden_size)."""
+    if len(caches) == 1:
+        return forward(model, caches[0], tokens[0])
+    rows = mx.concatenate(list(tokens))
+    if model.host is not None and all(takes_one(cache, 1) for cache in caches):
+        step = HostBatchStep([HostStep(cache) for cache in caches])
+        return model.host(rows, step)
+    return model(rows, BatchStep([make_step(cache, 1) for cache in caches]))
 
 
 def chunks(start: int, n: int, n_sink: int, size: int = PREFILL_CHUNK) -> Iterator[int]:

@@ -10,6 +10,7 @@ import mlx.core as mx
 
 from edgekv.benchmark.contest import Row, Task
 from edgekv.benchmark.contestant import process_peak, prompts, rates, words
+from edgekv.benchmark.resume import resume
 from edgekv.cache.policy import CachePolicy, LayerPolicy
 from edgekv.cache.rope import Rope
 from edgekv.cache.sequence import SequenceCache
@@ -34,19 +35,19 @@ def _policy(setting: Mapping[str, Any]) -> CachePolicy:
     return CachePolicy(setting["window"], layers, setting["n_sink"])
 
 
-def measure(setting: Mapping[str, Any], task: Task) -> Any:  # noqa: ANN401 - rows, or flatness
-    policy = _policy(setting)
-    with Engine(Path(task.model)) as engine:
+def measure(setting: Mapping[str, Any], task: Task) -> Any:  # noqa: ANN401 - rows, or one
+    """The rows of a contestant; of a setting with `stream`, its flatness, with `resume`, that."""
+    policy, path = _policy(setting), Path(task.model)
+    with Engine(path) as engine:
         tokens = engine.loaded.tokenizer.encode(words())
-        if "stream" in setting:
-            n = setting["stream"]
-            return engine.call(
-                lambda model, rope: flatness(model, rope, policy, tokens, n)
-            ).result()
         given = prompts(tokens, task.contexts)
-        return engine.call(
-            lambda model, rope: [_row(model, rope, policy, t, task.answer) for t in given]
-        ).result()
+        if stream := setting.get("stream"):
+            return engine.call(lambda m, rope: flatness(m, rope, policy, tokens, stream)).result()
+        if not setting.get("resume"):
+            return engine.call(
+                lambda m, rope: [_row(m, rope, policy, t, task.answer) for t in given]
+            ).result()
+    return resume(path, policy, max(given, key=len))
 
 
 def _row(

@@ -85,6 +85,7 @@ def bench(
     )
     report: dict[str, Any] = {"model": settings.model, "host": _host(against), "rounds": rounds}
     report |= {"answer": ANSWER, "rows": rows}
+    report["resume"] = contest.in_a_process(_ours(policies[-1], resume=True), task)
     if stream:
         report["flat"] = contest.in_a_process(_ours(policies[-1], stream=stream), task)
     if as_json:
@@ -165,10 +166,15 @@ def _write_text(report: dict[str, Any]) -> None:
     click.echo()
     heads = ("", "CONTEXT", "READ, TOKENS/S", "WRITE, TOKENS/S", "KV", "MLX PEAK", "PROCESS PEAK")
     write_table(heads, [_cells(row) for row in report["rows"]])
+    kept = report["resume"]
+    click.echo(
+        f"\nfirst token of a session of {kept['context']:,} tokens: {kept['cold_s']:.3f} s when "
+        f"read anew, {kept['resumed_s']:.3f} s with {kept['cached_tokens']:,} of them on disk"
+    )
     if flat := report.get("flat"):
         (first, last), (begin, end) = flat["token_ms"], flat["positions"]
         click.echo(
-            f"\na token behind {begin:,} tokens takes {first:.2f} ms, "
+            f"a token behind {begin:,} tokens takes {first:.2f} ms, "
             f"behind {end:,} {last:.2f} ms: {flat['ratio']:.3f} times"
         )
 

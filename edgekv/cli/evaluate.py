@@ -12,7 +12,7 @@ from edgekv.cli.options import chain, model_option, policy_options
 from edgekv.errors import InvalidValue
 from edgekv.evaluation import perplexity, tune
 from edgekv.evaluation.checkpoint import key
-from edgekv.evaluation.divergence import Divergence, divergences, reference_policy
+from edgekv.evaluation.divergence import Divergence, compare, each, reference_policy
 from edgekv.evaluation.needle import Found, search
 from edgekv.evaluation.walk import Numbers
 
@@ -44,15 +44,8 @@ def ppl(file: Path | None, fresh: bool, **options: Any) -> int:  # noqa: ANN401
 
     def measure(bench: Bench) -> dict[str, Any]:
         tokens = bench.text(file, options["tokens"])
-        found = bench.walk(
-            "ppl",
-            tokens,
-            [bench.policy],
-            lambda model, walk, watch, keep: perplexity.perplexity(
-                model, walk, tokens, watch, keep
-            ),
-        )
-        report = _ppl_report(bench, found)
+        numbers = bench.walk("ppl", tokens, [bench.policy], perplexity.nll_of)
+        report = _ppl_report(bench, perplexity.Perplexity(numbers[:, 0]))
         return report | ({"fresh": _fresh(bench, tokens)} if fresh else {})
 
     return on_bench(options, measure)
@@ -86,12 +79,8 @@ def kld(file: Path | None, **options: Any) -> int:  # noqa: ANN401
 
     def measure(bench: Bench) -> dict[str, Any]:
         tokens = bench.text(file, options["tokens"])
-        (found,) = bench.walk(
-            "kld",
-            tokens,
-            [reference_policy(bench.policy, len(tokens)), bench.policy],
-            lambda model, walk, watch, keep: divergences(model, walk, tokens, watch, keep),
-        )
+        policies = [reference_policy(bench.policy, len(tokens)), bench.policy]
+        found = Divergence(bench.walk("kld", tokens, policies, compare))
         return bench.report(**kld_report(found))
 
     return on_bench(options, measure)
@@ -115,10 +104,12 @@ def needle(**options: Any) -> int:  # noqa: ANN401
 
     def measure(bench: Bench) -> dict[str, Any]:
         length = options["tokens"] or TOKENS
-        found = bench.run(
+        policy, tokenizer = bench.policy, bench.tokenizer
+        found = bench.kept(
             "needle",
-            lambda model, rope, watch: list(
-                search(model, rope, bench.policy, bench.tokenizer, length, watch)
+            key(f"needle {length} {policy}", bench.path, [], []),
+            lambda model, rope, watch, place: search(
+                model, rope, policy, tokenizer, length, place.load([], rope), watch, place
             ),
         )
         return bench.report(**_needle_report(found))
@@ -211,12 +202,7 @@ def _compare(bench: Bench, tokens: list[int], tuned: CachePolicy) -> list[dict[s
     for b in (3, 4):
         policies[f"K{b}V{b}"] = with_bits(tuned, [(b, b)] * len(tuned.layers))
     every = [reference_policy(tuned, len(tokens)), *policies.values()]
-    found = bench.walk(
-        "compare",
-        tokens,
-        every,
-        lambda model, walk, watch, keep: divergences(model, walk, tokens, watch, keep),
-    )
+    found = each(bench.walk("compare", tokens, every, compare))
     return [
         {
             "name": name,

@@ -19,7 +19,7 @@ from edgekv.conversation import Prompt
 from edgekv.engine import Engine
 from edgekv.errors import ExitCode, InvalidValue
 from edgekv.evaluation.checkpoint import Checkpoint, key
-from edgekv.evaluation.walk import Walk, Watch
+from edgekv.evaluation.walk import Numbers, Score, Watch, walk_on
 from edgekv.generate import Cancelled
 from edgekv.models.layers import Decoder
 from edgekv.tokenizer import Tokenizer
@@ -84,15 +84,15 @@ class Bench:
         what: str,
         tokens: Sequence[int],
         policies: Sequence[CachePolicy],
-        measure: Callable[[Decoder, Walk, Watch, Checkpoint], T],
-    ) -> T:
-        """Feed a text through caches."""
+        score: Callable[[Decoder], Score],
+    ) -> Numbers:
+        """Feed a text through caches and score it."""
 
-        def job(model: Decoder, rope: Rope, watch: Watch, place: Checkpoint) -> T:
+        def job(model: Decoder, rope: Rope, watch: Watch, place: Checkpoint) -> Numbers:
             walk = place.load(policies, rope)
             if walk.done:
                 click.echo(f"going on from token {walk.done:,}", err=True)
-            return measure(model, walk, watch, place)
+            return walk_on(model, walk, tokens, score(model), watch, place)
 
         return self.kept(what, key(what, self.path, tokens, policies), job)
 

@@ -80,8 +80,7 @@ cache_options = chain(
     ),
 )
 
-sampling_options = chain(
-    click.option("--system", metavar="TEXT", help="System message."),
+draw_options = chain(
     click.option("--max-tokens", type=int, metavar="N", help="Longest reply (default 1024)."),
     click.option("--temp", type=float, metavar="F", help="Temperature; 0, the default, is greedy."),
     click.option("--top-p", type=float, metavar="F", help="Nucleus (default 0.95)."),
@@ -89,6 +88,11 @@ sampling_options = chain(
     click.option("--min-p", type=float, metavar="F", help="Least share of the best token's."),
     click.option("--repetition-penalty", type=float, metavar="F", help="1 is none."),
     click.option("--seed", type=int, metavar="N", help="Same seed, same reply."),
+)
+
+sampling_options = chain(
+    click.option("--system", metavar="TEXT", help="System message."),
+    draw_options,
     click.option("--stop", "stops", multiple=True, metavar="TEXT", help="End before this text."),
 )
 

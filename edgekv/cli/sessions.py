@@ -27,7 +27,7 @@ def sessions() -> None:
 @as_json_option
 def list_(deleted: bool, as_json: bool) -> None:
     """The sessions, the last used first."""
-    with Store() as store:
+    with _store() as store:
         sizes = store.kv_bytes()
         rows = [_facts(one, sizes.get(one.id, 0)) for one in store.sessions(deleted)]
     if as_json:
@@ -56,7 +56,7 @@ def _row(facts: dict[str, Any]) -> tuple[str, ...]:
 @as_json_option
 def show(name: str, as_json: bool) -> None:
     """The transcript of a session."""
-    with Store() as store:
+    with _store() as store:
         session = store.get(name)
         messages = store.messages(session.id)
         facts = _facts(session, store.kv_bytes().get(session.id, 0))
@@ -73,7 +73,7 @@ def show(name: str, as_json: bool) -> None:
 @as_json_option
 def rm(names: tuple[str, ...], as_json: bool) -> None:
     """Remove sessions for good, with every block that no other session uses."""
-    with Store() as store:
+    with _store() as store:
         files = _files(store)
         for session in [store.get(name) for name in names]:
             lock = store.lock(session.id)
@@ -93,7 +93,7 @@ def rm(names: tuple[str, ...], as_json: bool) -> None:
 )
 def branch(name: str, new: str | None, position: int | None) -> None:
     """Go on from a session, or from before one of its messages, in a session of its own."""
-    with Store() as store:
+    with _store() as store:
         click.echo(store.branch(store.get(name).id, position, new).name)
 
 
@@ -102,7 +102,7 @@ def branch(name: str, new: str | None, position: int | None) -> None:
 @click.option("--off", is_flag=True, help="Let it be evicted again.")
 def pin(name: str, off: bool) -> None:
     """Keep a session's KV on disk whatever the quota says."""
-    with Store() as store:
+    with _store() as store:
         store.pin(store.get(name).id, not off)
 
 
@@ -114,7 +114,7 @@ def export(name: str, path: Path | None) -> None:
     PATH, as an archive with its KV that goes on elsewhere."""
     from edgekv.sessions.archive import to_archive, to_markdown
 
-    with Store() as store:
+    with _store() as store:
         session = store.get(name)
         if path is not None and path.suffix != ".md":
             n = to_archive(store, _files(store), session, path)
@@ -137,8 +137,20 @@ def import_(path: Path, name: str | None) -> None:
     """Bring an archive in as a new session."""
     from edgekv.sessions.archive import from_archive
 
-    with Store() as store:
+    with _store() as store:
         click.echo(from_archive(store, _files(store), path, name).name)
+
+
+@sessions.command()
+@click.option("--keyring", is_flag=True, help="Keep the key in the system's keyring.")
+def encrypt(keyring: bool) -> None:
+    """Encrypt all text and KV from now on, under a passphrase (asked for, or EDGEKV_PASSPHRASE).
+
+    Model names, times and sizes stay readable. There is no way to read the sessions without the
+    passphrase or the keyring.
+    """
+    with _store() as store:
+        store.encrypt(keyring)
 
 
 @sessions.command()
@@ -147,7 +159,7 @@ def verify(as_json: bool) -> int:
     """Read every file, set aside what is damaged, and mend the index."""
     from edgekv.sessions.check import verify as check
 
-    with Store() as store:
+    with _store() as store:
         found = check(store, _files(store))
     if as_json:
         write_json(asdict(found))
@@ -164,9 +176,16 @@ def gc(as_json: bool) -> None:
     """Remove for good what was deleted or left over, and keep the quota."""
     from edgekv.sessions.check import gc as collect
 
-    with Store() as store:
+    with _store() as store:
         done = collect(store, _files(store))
     _say(as_json, done, f"{done['sessions']} sessions removed, {amount(done['bytes'])} freed")
+
+
+def _store() -> Store:
+    store = Store()
+    for note in store.notes:
+        click.echo(f"edgekv: {note}", err=True)
+    return store
 
 
 def _files(store: Store) -> "BlockFiles":

@@ -12,8 +12,10 @@ from edgekv.errors import InvalidValue
 from edgekv.sessions import Session, SessionNotFound, Store, StoreUnavailable
 from edgekv.sessions.recording import Recording
 
-REMEMBERED = ("model", "window", "n_sink", "k_bits", "v_bits")
+REMEMBERED = ("model", "window", "n_sink", "k_bits", "v_bits", "kv_policy")
 """Settings that a session keeps: its KV depends on them."""
+
+_BITS = {"kv_bits", "k_bits", "v_bits"}
 
 
 class Stored:
@@ -37,12 +39,15 @@ class Stored:
 
     def settings(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """The user's flags, and where there are none what the session was begun with."""
-        kept = dict(self._session.settings) if self._session is not None else {}
-        if given.get("kv_bits") is not None:
-            kept.pop("k_bits", None)
-            kept.pop("v_bits", None)
+        begun_with = self._session.settings if self._session is not None else {}
+        kept = {key: begun_with[key] for key in REMEMBERED if begun_with.get(key) is not None}
         flags = {key: value for key, value in given.items() if value is not None}
-        return {key: kept[key] for key in REMEMBERED if key in kept} | flags
+        by_layer = "kv_policy" in flags or ("kv_policy" in kept and not _BITS & set(flags))
+        for key in _BITS if by_layer or "kv_bits" in flags else ():
+            kept.pop(key, None)
+        if not by_layer:
+            kept.pop("kv_policy", None)
+        return kept | flags
 
     def messages(self, text: str, system: str | None, flag: str | None) -> list[dict[str, str]]:
         """The conversation up to a new message of the user's.
@@ -102,6 +107,8 @@ def stored(name: str | None, last: bool, persist: bool) -> Iterator[Stored]:
             yield Stored(None, name, None, persist)
             return
         stack.callback(store.close)
+        for note in store.notes:
+            warn(note)
         session = _find(store, name, last)
         persist = persist and store.writable
         if session is not None and persist:

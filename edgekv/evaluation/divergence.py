@@ -1,6 +1,5 @@
 """How far a policy's distributions are from those over an fp16 cache that forgets nothing."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import mlx.core as mx
@@ -8,16 +7,7 @@ import numpy as np
 
 from edgekv.cache.policy import CachePolicy
 from edgekv.evaluation.perplexity import exp_mean
-from edgekv.evaluation.walk import (
-    Keeper,
-    Numbers,
-    Score,
-    Walk,
-    Watch,
-    of,
-    scores,
-    walk_on,
-)
+from edgekv.evaluation.walk import Numbers, Score, of, scores
 from edgekv.models.layers import Decoder
 
 COLUMNS = 4
@@ -89,15 +79,7 @@ def _columns(p: mx.array, others: list[mx.array], wanted: mx.array) -> list[mx.a
     return columns
 
 
-def divergences(
-    model: Decoder,
-    walk: Walk,
-    tokens: Sequence[int],
-    watch: Watch | None = None,
-    keeper: Keeper | None = None,
-    skip: int = 1,
-) -> list[Divergence]:
-    """Feed a text to the caches of the walk side by side: of each but the first, from the first."""
-    numbers = walk_on(model, walk, tokens, compare(model), watch or Watch(), keeper, skip)
+def each(numbers: Numbers) -> list[Divergence]:
+    """The divergences of several policies that `compare` scored side by side."""
     edges = range(0, numbers.shape[1], COLUMNS)
     return [Divergence(numbers[:, at : at + COLUMNS]) for at in edges]

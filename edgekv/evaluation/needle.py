@@ -5,15 +5,16 @@ words have left the window is told apart: a rolling cache does not promise to kn
 """
 
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass
+
+import numpy as np
 
 from edgekv.cache.policy import CachePolicy
 from edgekv.cache.rope import Rope
 from edgekv.cache.sequence import SequenceCache
 from edgekv.errors import InvalidValue
-from edgekv.evaluation.walk import Watch
-from edgekv.generate import Cancelled, decode, prefill
+from edgekv.evaluation.walk import Keeper, Numbers, Walk, Watch, one_by_one
+from edgekv.generate import decode, prefill
 from edgekv.models.layers import Decoder
 from edgekv.sampling import Sampling, make_sampler
 from edgekv.tokenizer import Tokenizer
@@ -87,33 +88,32 @@ def _filler(tokenizer: Tokenizer, room: int, draw: random.Random) -> list[list[i
         sentences.append(sentence)
 
 
-def ask(
-    model: Decoder, rope: Rope, policy: CachePolicy, tokenizer: Tokenizer, text: Hidden
-) -> Found:
-    """Whether the model goes on with the number, decoding greedily."""
-    cache = SequenceCache(policy, rope)
-    logits = prefill(model, cache, text.tokens)
-    detokenizer, answer = tokenizer.detokenizer(), ""
-    greedy = make_sampler(Sampling(temp=0), seed=0)
-    for token in decode(model, cache, logits, greedy, None, DIGITS + 3):
-        answer += detokenizer.add(token)
-    answer += detokenizer.finish()
-    right = answer.strip().startswith(text.number)
-    return Found(text.depth, text.evicted(policy), right)
-
-
 def search(
     model: Decoder,
     rope: Rope,
     policy: CachePolicy,
     tokenizer: Tokenizer,
     length: int,
+    walk: Walk,
     watch: Watch,
-) -> Iterator[Found]:
-    """An answer for each depth and seed. Raises Cancelled between two of them."""
-    texts = [(depth, seed) for depth in DEPTHS for seed in range(SEEDS)]
-    for done, (depth, seed) in enumerate(texts, 1):
-        if watch.cancelled():
-            raise Cancelled
-        yield ask(model, rope, policy, tokenizer, hide(tokenizer, length, depth, seed))
-        watch.told(done, len(texts))
+    keeper: Keeper | None = None,
+) -> list[Found]:
+    """An answer for each depth and seed, decoded greedily.
+
+    The walk counts answers. Raises Cancelled, with the walk kept.
+    """
+    texts = [hide(tokenizer, length, depth, seed) for depth in DEPTHS for seed in range(SEEDS)]
+
+    def measure(text: Hidden, watch: Watch) -> Numbers:
+        cache = SequenceCache(policy, rope)
+        logits = prefill(model, cache, text.tokens, cancelled=watch.cancelled)
+        greedy = make_sampler(Sampling(temp=0), seed=0)
+        answer = list(decode(model, cache, logits, greedy, None, DIGITS + 3))
+        right = tokenizer.decode(answer).strip().startswith(text.number)
+        return np.array([[right]], dtype=np.float32)
+
+    right = one_by_one(texts, measure, walk, watch, keeper)[:, 0]
+    return [
+        Found(text.depth, text.evicted(policy), bool(found))
+        for text, found in zip(texts, right, strict=True)
+    ]

@@ -16,10 +16,10 @@ from edgekv.evaluation.walk import (
     Walk,
     Watch,
     of,
+    one_by_one,
     scores,
     walk_on,
 )
-from edgekv.generate import Cancelled
 from edgekv.models.layers import Decoder
 
 STRETCHES = 16
@@ -70,18 +70,6 @@ def nll_of(model: Decoder) -> Score:
     return score
 
 
-def perplexity(
-    model: Decoder,
-    walk: Walk,
-    tokens: Sequence[int],
-    watch: Watch | None = None,
-    keeper: Keeper | None = None,
-) -> Perplexity:
-    """Feed a text of two tokens or more through the walk's cache."""
-    numbers = walk_on(model, walk, tokens, nll_of(model), watch or Watch(), keeper)
-    return Perplexity(numbers[:, 0])
-
-
 def fresh_nll(
     model: Decoder,
     policy: CachePolicy,
@@ -102,11 +90,6 @@ def fresh_nll(
     return walk_on(model, walk, given, nll_of(model), watch, skip=first - start)[:, 0]
 
 
-def later_stretches(policy: CachePolicy, tokens: int) -> list[tuple[int, int]]:
-    """The stretches that lie behind a full cache."""
-    return [stretch for stretch in stretches(tokens) if stretch[0] > policy.last_slot]
-
-
 def fresh(
     model: Decoder,
     policy: CachePolicy,
@@ -118,21 +101,15 @@ def fresh(
 ) -> list[tuple[int, int, float]]:
     """(first, last, perplexity) of each later stretch behind a new cache.
 
-    The walk has no cache of its own and counts stretches. Raises Cancelled, with the walk kept.
+    The walk counts stretches. Raises Cancelled, with the walk kept.
     """
-    later = later_stretches(policy, len(tokens))
-    inside = Watch(cancelled=watch.cancelled)
-    for stretch in later[walk.done :]:
-        try:
-            losses = fresh_nll(model, policy, rope, tokens, stretch, inside)
-        except Cancelled:
-            if keeper is not None:
-                keeper.save(walk)
-            raise
-        walk.numbers.append(losses[:, None])
-        walk.done += 1
-        watch.told(walk.done, len(later))
-    numbers, found, at = walk.so_far()[:, 0], [], 0
+    later = [stretch for stretch in stretches(len(tokens)) if stretch[0] > policy.last_slot]
+
+    def measure(stretch: tuple[int, int], watch: Watch) -> Numbers:
+        return fresh_nll(model, policy, rope, tokens, stretch, watch)[:, None]
+
+    numbers = one_by_one(later, measure, walk, watch, keeper)[:, 0]
+    found, at = [], 0
     for first, last in later:
         at, start = at + last + 1 - first, at
         found.append((first, last, exp_mean(numbers[start:at])))

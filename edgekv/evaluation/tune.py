@@ -16,9 +16,8 @@ from edgekv.cache.policy import CachePolicy
 from edgekv.cache.rope import Rope
 from edgekv.cache.sequence import SequenceCache
 from edgekv.errors import DoesNotFit, InvalidValue
-from edgekv.evaluation.divergence import divergences, reference_policy
-from edgekv.evaluation.walk import Keeper, Numbers, Walk, Watch
-from edgekv.generate import Cancelled
+from edgekv.evaluation.divergence import compare, each, reference_policy
+from edgekv.evaluation.walk import Keeper, Numbers, Walk, Watch, one_by_one, walk_on
 from edgekv.models.layers import Decoder
 
 CHOICES = (2, 3, 4, 8)
@@ -60,24 +59,19 @@ def sensitivities(
 ) -> Numbers:
     """Divergences (n_layers, 2) of keys and values of one layer alone at PROBES bits, in nats.
 
-    The walk has no cache of its own and counts sides. Raises Cancelled, with the walk kept.
+    The walk counts groups of sides. Raises Cancelled, with the walk kept.
     """
     wide = reference_policy(policy, len(tokens))
     every = sides(len(policy.layers))
-    inside = Watch(cancelled=watch.cancelled)
-    while walk.done < len(every):
-        group = every[walk.done : walk.done + GROUP]
+    groups = [every[at : at + GROUP] for at in range(0, len(every), GROUP)]
+
+    def measure(group: list[Side], watch: Watch) -> Numbers:
         caches = [SequenceCache(p, rope) for p in (wide, *(side.probe(wide) for side in group))]
-        try:
-            found = divergences(model, Walk(caches), tokens, inside, skip=len(tokens) // 2)
-        except Cancelled:
-            if keeper is not None:
-                keeper.save(walk)
-            raise
-        walk.numbers.append(np.array([[one.mean] for one in found], dtype=np.float32))
-        walk.done += len(group)
-        watch.told(walk.done, len(every))
-    return walk.so_far().reshape(-1, 2)
+        half = len(tokens) // 2
+        found = walk_on(model, Walk(caches), tokens, compare(model), watch, skip=half)
+        return np.array([[one.mean] for one in each(found)], dtype=np.float32)
+
+    return one_by_one(groups, measure, walk, watch, keeper).reshape(-1, 2)
 
 
 def cost(measured: float, probe: int, bits: int) -> float:

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import mlx.core as mx
 import numpy as np
@@ -13,6 +13,7 @@ from edgekv.cache.sequence import SequenceCache
 from edgekv.generate import PREFILL_CHUNK, Cancelled, chunks, forward
 from edgekv.models.layers import Decoder
 
+T = TypeVar("T")
 Numbers = NDArray[np.float32]
 
 SCORES = 6_000_000
@@ -59,7 +60,7 @@ def walk_on(
     walk: Walk,
     tokens: Sequence[int],
     score: Score,
-    watch: Watch,
+    watch: Watch | None = None,
     keeper: Keeper | None = None,
     skip: int = 1,
     size: int = PREFILL_CHUNK,
@@ -68,7 +69,7 @@ def walk_on(
 
     Raises Cancelled, with the walk kept, when asked to stop between two chunks.
     """
-    kept = time.monotonic()
+    watch, kept = watch or Watch(), time.monotonic()
     for n in chunks(walk.done, len(tokens) - walk.done, walk.caches[0].policy.n_sink, size):
         if watch.cancelled():
             if keeper is not None:
@@ -78,7 +79,7 @@ def walk_on(
         watch.told(walk.done, len(tokens))
         if keeper is not None and time.monotonic() - kept > KEEP_EVERY:
             keeper.save(walk)
-            kept = time.monotonic()
+            watch, kept = watch or Watch(), time.monotonic()
     return walk.so_far()
 
 
@@ -97,6 +98,31 @@ def _step(
         rows = slice(first, first + wanted.size)
         walk.numbers.append(score([states[rows] for states in hidden], wanted))
     walk.done += n
+
+
+def one_by_one(
+    items: Sequence[T],
+    measure: Callable[[T, Watch], Numbers],
+    walk: Walk,
+    watch: Watch,
+    keeper: Keeper | None = None,
+) -> Numbers:
+    """The numbers of each item, for a walk that has no cache and counts items.
+
+    `measure` is given a watch that may ask it to stop. Raises Cancelled, with whole items kept.
+    """
+    inside = Watch(cancelled=watch.cancelled)
+    for item in items[walk.done :]:
+        try:
+            numbers = measure(item, inside)
+        except Cancelled:
+            if keeper is not None:
+                keeper.save(walk)
+            raise
+        walk.numbers.append(numbers)
+        walk.done += 1
+        watch.told(walk.done, len(items))
+    return walk.so_far()
 
 
 def scores(model: Decoder, hidden: Sequence[mx.array]) -> Iterator[tuple[slice, list[mx.array]]]:

@@ -7,17 +7,15 @@ and KV is computed again.
 
 import json
 import zipfile
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from edgekv.errors import DamagedFile, EdgekvError, InvalidValue
 from edgekv.sessions.blocks import BlockFiles
 from edgekv.sessions.entry import Refused, decode, encode
+from edgekv.sessions.mirror import Transcript, from_document, to_document
 from edgekv.sessions.records import Session
 from edgekv.sessions.store import Store
 
-FORMAT = 1
 MAX_TEXT = 1 << 30
 MAX_BLOCK = 1 << 30
 """Bytes of one part of an archive at the most, before anything of it is read."""
@@ -37,13 +35,7 @@ def to_markdown(store: Store, session: Session) -> str:
 
 def to_archive(store: Store, files: BlockFiles, session: Session, path: Path) -> int:
     """Write a session's archive; returns how many blocks it carries. Raises EdgekvError."""
-    document = {
-        "format": FORMAT,
-        "name": session.name,
-        "model": session.model,
-        "settings": dict(session.settings),
-        "messages": [asdict(message) for message in store.messages(session.id)],
-    }
+    document = to_document(session, store.messages(session.id))
     keys = files.held(session.id)
     try:
         with zipfile.ZipFile(path, "w") as archive:
@@ -72,55 +64,30 @@ def from_archive(store: Store, files: BlockFiles, path: Path, name: str | None =
     """
     try:
         with zipfile.ZipFile(path) as archive:
-            document = _document(archive, path)
-            session = _create(store, document, name)
-            _bring_blocks(files, archive, session.id)
+            session, messages = _transcript(archive, path)
+            name = name or _free(session.name, store)
+            new = store.create(name, session.model, session.settings, messages=messages)
+            _bring_blocks(files, archive, new.id)
     except (zipfile.BadZipFile, NotImplementedError, EOFError) as fault:
         raise DamagedFile(f"{path}: not an archive of a session: {fault}") from fault
     except OSError as fault:
         raise InvalidValue(f"{path}: cannot be read: {fault.strerror}") from fault
-    return store.get(session.id)
+    return store.get(new.id)
 
 
-def _document(archive: zipfile.ZipFile, path: Path) -> dict[str, Any]:
+def _transcript(archive: zipfile.ZipFile, path: Path) -> Transcript:
     try:
         if archive.getinfo("session.json").file_size > MAX_TEXT:
-            raise DamagedFile(f"{path}: its transcript is over {MAX_TEXT:,} bytes")
-        document: dict[str, Any] = json.loads(archive.read("session.json"))
-        if document["format"] != FORMAT:
-            raise DamagedFile(
-                f"{path}: has format {document['format']!r}, this edgekv reads {FORMAT}"
-            )
-        for message in document["messages"]:
-            _check_message(message)
-        if not isinstance(document["settings"], dict):
-            raise TypeError("settings")
-        document["name"], document["model"] = str(document["name"]), str(document["model"])
+            raise ValueError(f"a transcript of over {MAX_TEXT:,} bytes")
+        return from_document(json.loads(archive.read("session.json")))
     except (KeyError, TypeError, ValueError, RecursionError) as fault:
-        raise DamagedFile(f"{path}: not an archive of a session: {fault!r}") from fault
-    return document
+        raise DamagedFile(f"{path}: not an archive of a session: {fault}") from fault
 
 
-def _check_message(message: dict[str, Any]) -> None:
-    """Raises TypeError or KeyError for what is not a message."""
-    fits = isinstance(message["role"], str) and isinstance(message["content"], str)
-    fits &= isinstance(message["finish_reason"], str | None)
-    fits &= all(isinstance(one, int) and 0 <= one < 2**32 for one in message["tokens"])
-    if not fits:
-        raise TypeError("message")
-
-
-def _create(store: Store, document: dict[str, Any], name: str | None) -> Session:
+def _free(name: str, store: Store) -> str:
     taken = {session.name for session in store.sessions()}
-    wanted = document["name"]
-    free = wanted if wanted not in taken else f"{wanted} (imported)"
-    if name is None and free in taken:
-        name = next(n for n in (f"{free} {i}" for i in range(2, 10**6)) if n not in taken)
-    session = store.create(name or free, document["model"], document["settings"])
-    for one in document["messages"]:
-        said = (one["content"], one["tokens"], one["finish_reason"], bool(one["partial"]))
-        store.append(session.id, one["role"], *said)
-    return session
+    names = (name, f"{name} (imported)", *(f"{name} (imported {n})" for n in range(2, 10**6)))
+    return next(one for one in names if one not in taken)
 
 
 def _bring_blocks(files: BlockFiles, archive: zipfile.ZipFile, session: str) -> None:

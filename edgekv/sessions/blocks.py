@@ -36,6 +36,7 @@ class BlockFiles:
     def __init__(self, store: Store, quota: int | None = None) -> None:
         self._store = store
         self._db = store.db
+        self._seal = store.seal
         self.folder = store.folder / "blocks"
         self._aside = store.folder / "damaged"
         self.quota = self._default_quota() if quota is None else quota
@@ -70,7 +71,8 @@ class BlockFiles:
     def tails(self, base: str) -> list[tuple[str, tuple[int, ...]]]:
         """(key, fp16 tokens) of every tail behind those blocks."""
         query = "SELECT key, suffix FROM entries WHERE kind = 'tail' AND base = ?"
-        return [(key, tuple(array("I", suffix))) for key, suffix in self._db.read(query, base)]
+        rows = self._db.read(query, base)
+        return [(key, tuple(array("I", self._seal.open(suffix)))) for key, suffix in rows]
 
     def held(self, session: str) -> list[str]:
         """The keys that a session holds, the least recently used first."""
@@ -83,13 +85,13 @@ class BlockFiles:
         Raises Refused, with the file set aside, where it is not sound, or not of that key.
         """
         try:
-            entry = decode(self.path(key).read_bytes())
+            entry = decode(self._seal.open(self.path(key).read_bytes()))
             if entry.key != key:
                 raise Refused("it is another file's content")
         except FileNotFoundError:
             self._forget(key)
             return None
-        except (OSError, Refused) as fault:
+        except (OSError, Refused, ValueError) as fault:
             reason = fault.strerror if isinstance(fault, OSError) else str(fault)
             raise self.refuse(key, reason) from fault
         return entry
@@ -127,7 +129,7 @@ class BlockFiles:
         if entry is None or not self._db.read("SELECT 1 FROM holds WHERE key = ?", key):
             return False
         with self._db.transaction() as db:
-            _add(db, entry, self.path(key).stat().st_size)
+            self._add(db, entry, self.path(key).stat().st_size)
         return True
 
     def put(self, session: str, entries: Sequence[Entry]) -> None:
@@ -136,15 +138,20 @@ class BlockFiles:
         Raises StoreUnavailable too where the quota has no room that could be made.
         """
         new = [e for e in entries if e.key not in self.known([e.key])]
-        contents = [encode(entry) for entry in new]
+        contents = [self._seal.seal(encode(entry)) for entry in new]
         self.make_room(sum(map(len, contents)), session)
         for entry, content in zip(new, contents, strict=True):
             private_folder(self.path(entry.key).parent)
             write_whole(self.path(entry.key), content)
         with self._db.transaction() as db:
             for entry, content in zip(new, contents, strict=True):
-                _add(db, entry, len(content))
+                self._add(db, entry, len(content))
             _hold(db, session, [entry.key for entry in entries])
+
+    def _add(self, db: sqlite3.Connection, entry: Entry, nbytes: int) -> None:
+        tokens = array("I", entry.tokens if entry.kind == "tail" else ()).tobytes()
+        row = (entry.key, entry.kind, entry.base, self._seal.seal(tokens), nbytes)
+        db.execute("INSERT OR REPLACE INTO entries VALUES (?, ?, ?, ?, ?, 0)", row)
 
     def use(self, session: str, keys: Sequence[str]) -> None:
         """Say that a session stands on those entries now: they are the last to be evicted."""
@@ -199,16 +206,16 @@ class BlockFiles:
         for one in kept:
             rows = self._db.read("SELECT key FROM holds WHERE session = ?", one)
             held.update(key for (key,) in rows)
-        chosen = []
+        # Some room to spare: the index grows by a removal before it shrinks.
+        chosen, target = [], excess + self.quota // 50
         rows = self._db.read("SELECT key, nbytes FROM entries ORDER BY used")
         free = [row for row in rows if row[0] not in held]
         for row in sorted(free, key=lambda row: row[0] in own):
-            if excess <= 0:
+            if target <= 0:
                 break
             chosen.append(row)
-            excess -= row[1]
-        self._remove(chosen)
-        return excess <= 0
+            target -= row[1]
+        return self._remove(chosen) >= excess
 
     def _remove(self, rows: Sequence[tuple[str, int]]) -> int:
         if not rows:
@@ -220,12 +227,6 @@ class BlockFiles:
         for key, _ in rows:
             self.path(key).unlink(missing_ok=True)
         return sum(nbytes for _, nbytes in rows)
-
-
-def _add(db: sqlite3.Connection, entry: Entry, nbytes: int) -> None:
-    suffix = array("I", entry.tokens if entry.kind == "tail" else ()).tobytes()
-    row = (entry.key, entry.kind, entry.base, suffix, nbytes)
-    db.execute("INSERT OR REPLACE INTO entries VALUES (?, ?, ?, ?, ?, 0)", row)
 
 
 def _hold(db: sqlite3.Connection, session: str, keys: Iterable[str]) -> None:

@@ -41,7 +41,7 @@ def verify(store: Store, files: BlockFiles) -> Findings:
         found.damaged.append(f"{store.db.path.name}: {' '.join(str(state).split())[:200]}")
     for session in store.sessions() + store.sessions(deleted=True):
         found.messages += session.n_messages
-        found.damaged += store.damaged_messages(session)
+    found.damaged += store.damaged()
     loose = {path.stem for path in files.folder.glob("*/*.safetensors")}
     rows = store.db.read("SELECT key FROM entries")
     for (key,) in rows:

@@ -14,10 +14,11 @@ def fingerprint(path: Path, store: Store) -> str:
     """Digest of a model file, or of a folder's files by name.
 
     A file is read in full once, and again when its size, times or inode have changed: the
-    change time cannot be set, so a file replaced by another of the same size is noticed.
+    change time cannot be set, so a file replaced by another of the same size is noticed. The key of
+    an encrypted store goes in, so that the names of its blocks tell nothing of their tokens.
     """
     files = [path] if path.is_file() else sorted(f for f in path.iterdir() if f.suffix in SUFFIXES)
-    state = hashlib.sha256()
+    state = hashlib.sha256(store.seal.secret.encode())
     for file in files:
         name = "" if file == path else file.name
         state.update(f"{name}\0{_digest(file, store)}\0".encode())

@@ -1,6 +1,5 @@
 """What the store gives back, and how it can fail."""
 
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -60,12 +59,6 @@ class Message:
     finish_reason: str | None = None
     partial: bool = False
     created: float = field(default=0.0, compare=False)
-
-    @property
-    def checksum(self) -> int:
-        """CRC-32 over all that the message says."""
-        facts = (self.role, self.content, self.tokens, self.finish_reason, self.partial)
-        return zlib.crc32(repr(facts).encode("utf-8", "surrogatepass"))
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,10 @@
-"""Store: the transcripts of all sessions, in SQLite."""
+"""Store: the transcripts of all sessions, in SQLite with a copy of each beside it."""
 
-import json
+import shutil
 import sqlite3
 import time
 import uuid
-from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -13,31 +12,51 @@ from typing import Any, Self
 
 from edgekv import config
 from edgekv.errors import InvalidValue
-from edgekv.sessions.database import Database
-from edgekv.sessions.lock import SessionLock
-from edgekv.sessions.records import Hit, Message, Session, SessionNotFound
+from edgekv.sessions import keys, rows
+from edgekv.sessions.database import Database, open_or_recover
+from edgekv.sessions.lock import SessionLock, locked_sessions
+from edgekv.sessions.mirror import Mirror, Transcript
+from edgekv.sessions.records import (
+    Hit,
+    Message,
+    Session,
+    SessionInUse,
+    SessionNotFound,
+    StoreUnavailable,
+)
+from edgekv.sessions.rows import Rows
 
 MAX_NAME = 200
 EXCERPT = 60
 """Characters of a search hit's excerpt on each side of what was found."""
 
-_SESSION = """SELECT id, name, model, settings, created, updated, used, pinned, draft, parent,
-    deleted, (SELECT count(*) FROM messages WHERE session = id) FROM sessions"""
-_MESSAGE = "SELECT position, role, content, tokens, finish_reason, partial, created FROM messages"
+_SESSIONS = f"SELECT {rows.SESSION} FROM sessions"
+_COUNT = "SELECT count(*) FROM messages WHERE session = ?"
 
 
 class Store:
     """Sessions and their messages. Threads of a process may share one; processes have their own.
 
     Opening it makes the folder and the file where they are missing, or, where they cannot be
-    written, reads what is there: then `writable` is False. Every method raises StoreUnavailable
-    when the disk is full, read-only or gone; those that take a session's id raise
-    SessionNotFound for one that is not there. What a method returns is committed.
+    written, reads what is there: then `writable` is False. What is damaged is restored from the
+    copies; `notes` says so, a line each. Every method raises StoreUnavailable when the disk is
+    full, read-only or gone; those that take a session's id raise SessionNotFound for one that is
+    not there. What a method returns is committed. Raises StoreLocked for an encrypted store whose
+    key is not at hand.
     """
 
     def __init__(self, folder: Path | None = None, read_only: bool = False) -> None:
         self.folder = folder or config.paths().data
-        self.db = Database(self.folder / "edgekv.db", read_only)
+        self.db: Database
+        self.db, self.notes = open_or_recover(self.folder / "edgekv.db", read_only)
+        try:
+            self.seal = keys.seal(self.folder, self.db)
+            self._rows = Rows(self.seal)
+            self._mirror = Mirror(self.folder / "transcripts", self.seal)
+            self._catch_up()
+        except BaseException:
+            self.db.close()
+            raise
 
     @property
     def writable(self) -> bool:
@@ -60,26 +79,20 @@ class Store:
         model: str = "",
         settings: Mapping[str, Any] | None = None,
         parent: str | None = None,
+        messages: Sequence[Message] = (),
     ) -> Session:
         """A new session, named after its id unless told. Raises InvalidValue for a taken name."""
         new, now = uuid.uuid4().hex, time.time()
         name = f"chat-{new[:8]}" if name is None else name
         with self.db.transaction() as db:
             self._check_free(name)
-            db.execute(
-                "INSERT INTO sessions (id, name, model, settings, created, updated, used, parent)"
-                " VALUES (?, ?, ?, ?, ?, ?, 0, ?)",
-                (
-                    new,
-                    _blob(name),
-                    model,
-                    _blob(json.dumps(dict(settings or {}))),
-                    now,
-                    now,
-                    parent,
-                ),
-            )
-            _touch(db, new)
+            used = _next_use(db)
+            one = Session(new, name, model, settings or {}, now, now, used, parent=parent)
+            one = replace(one, n_messages=len(messages))
+            self._rows.put_session(db, one)
+            for message in messages:
+                self._rows.put_message(db, new, message)
+        self._copy(new)
         return self.get(new)
 
     def get(self, name: str) -> Session:
@@ -87,7 +100,7 @@ class Store:
         for session in self._sessions():
             if session.id == name or (session.name == name and not session.deleted):
                 return session
-        raise SessionNotFound(f"no session {name!r} (see `edgekv sessions list`)")
+        raise _not_found(name)
 
     def sessions(self, deleted: bool = False) -> list[Session]:
         """The sessions that are there, or those that were deleted, the last used first."""
@@ -97,37 +110,30 @@ class Store:
         """The session used last."""
         return next(iter(self.sessions()), None)
 
-    def _sessions(self) -> list[Session]:
-        return [_session(row) for row in self.db.read(f"{_SESSION} ORDER BY used DESC")]
-
     def rename(self, session: str, name: str) -> Session:
         """Give another name. Raises InvalidValue for one that is taken or unprintable."""
-        with self._change(session) as db:
+        with self._change(session, name=name):
             self._check_free(name, session)
-            db.execute("UPDATE sessions SET name = ? WHERE id = ?", (_blob(name), session))
         return self.get(session)
 
     def configure(
         self, session: str, model: str | None = None, settings: Mapping[str, Any] | None = None
     ) -> Session:
         """Set the model or replace the settings of a session."""
-        with self._change(session) as db:
-            if model is not None:
-                db.execute("UPDATE sessions SET model = ? WHERE id = ?", (model, session))
-            if settings is not None:
-                text = _blob(json.dumps(dict(settings)))
-                db.execute("UPDATE sessions SET settings = ? WHERE id = ?", (text, session))
+        given: dict[str, Any] = {"model": model, "settings": settings}
+        with self._change(session, **{k: v for k, v in given.items() if v is not None}):
+            pass
         return self.get(session)
 
     def pin(self, session: str, pinned: bool = True) -> None:
         """Keep a session's KV on disk whatever the quota says, or no longer."""
-        with self._change(session) as db:
-            db.execute("UPDATE sessions SET pinned = ? WHERE id = ?", (pinned, session))
+        with self._change(session, pinned=pinned):
+            pass
 
     def set_draft(self, session: str, text: str) -> None:
         """Remember what the user has typed and not sent; `Session.draft` gives it back."""
-        with self._change(session) as db:
-            db.execute("UPDATE sessions SET draft = ? WHERE id = ?", (_blob(text), session))
+        with self._change(session, copy=False, draft=text):
+            pass
 
     def branch(self, session: str, position: int | None = None, name: str | None = None) -> Session:
         """A new session with the messages before `position` (default: all) of this one.
@@ -136,38 +142,34 @@ class Store:
         message p, branch at p (or `truncate` at p) and append the edited one.
         """
         origin = self.get(session)
-        end = origin.n_messages if position is None else position
-        new = self.create(name, origin.model, origin.settings, parent=origin.id)
-        with self._change(new.id) as db:
-            db.execute(
-                "INSERT INTO messages SELECT ?, position, role, content, tokens, finish_reason,"
-                " partial, created, checksum FROM messages WHERE session = ? AND position < ?",
-                (new.id, origin.id, end),
-            )
+        said = self.messages(session)[:position]
+        new = self.create(name, origin.model, origin.settings, origin.id, said)
+        with self.db.transaction() as db:
             db.execute(
                 "INSERT INTO holds SELECT ?, key FROM holds WHERE session = ?", (new.id, origin.id)
             )
-        return self.get(new.id)
+        return new
 
     def delete(self, session: str) -> None:
         """Put a session out of sight; `undelete` brings it back until `purge` or gc."""
-        with self._change(session) as db:
-            db.execute("UPDATE sessions SET deleted = 1 WHERE id = ?", (session,))
+        with self._change(session, deleted=True):
+            pass
 
     def undelete(self, session: str) -> Session:
         """Bring a deleted session back, under another name where its own has been taken."""
         gone = self.get(session)
-        with self._change(session) as db:
-            taken = {other.name for other in self.sessions()}
-            name = gone.name if gone.name not in taken else f"{gone.name} {gone.id[:8]}"
-            db.execute(
-                "UPDATE sessions SET deleted = 0, name = ? WHERE id = ?", (_blob(name), session)
-            )
+        taken = {other.name for other in self.sessions()}
+        name = gone.name if gone.name not in taken else f"{gone.name} {gone.id[:8]}"
+        with self._change(session, deleted=False, name=name):
+            pass
         return self.get(session)
 
     def purge(self, session: str) -> None:
         """Remove a session's text for good, its traces in the database file included."""
-        with self._change(session) as db:
+        # The copy first: one that was left behind would bring the session back.
+        self._mirror.remove(session)
+        with self.db.transaction() as db:
+            self._one(db, session)
             db.execute("DELETE FROM sessions WHERE id = ?", (session,))
         self.db.scrub()
 
@@ -186,20 +188,14 @@ class Store:
 
     def messages(self, session: str) -> list[Message]:
         """The transcript, in order."""
-        self.get(session)
-        rows = self.db.read(f"{_MESSAGE} WHERE session = ? ORDER BY position", session)
-        return [_message(row) for row in rows]
-
-    def damaged_messages(self, session: Session) -> list[str]:
-        """What is wrong with messages that no longer are what was written."""
-        sums = dict(
-            self.db.read("SELECT position, checksum FROM messages WHERE session = ?", session.id)
-        )
-        return [
-            f"session {session.name!r}, message {message.position}: its checksum is wrong"
-            for message in self.messages(session.id)
-            if message.checksum != sums[message.position]
-        ]
+        n = self.get(session).n_messages
+        query = f"SELECT {rows.MESSAGE} FROM messages WHERE session = ? ORDER BY position"
+        found = [self._rows.message(row) for row in self.db.read(query, session)]
+        whole = [one for one in found if one is not None]
+        if len(found) == len(whole) == n and all(i == m.position for i, m in enumerate(whole)):
+            return whole
+        copy = self._restore(session)
+        return whole if copy is None else copy[1]
 
     def append(
         self,
@@ -216,11 +212,10 @@ class Store:
         or so while it grows, and revised a last time with its tokens and finish_reason: a
         process that is killed leaves it marked partial.
         """
-        with self._change(session) as db:
-            query = "SELECT count(*) FROM messages WHERE session = ?"
-            (n,) = db.execute(query, (session,)).fetchone()
+        with self._change(session, copy=not partial) as db:
+            (n,) = db.execute(_COUNT, (session,)).fetchone()
             new = Message(n, role, content, tuple(tokens), finish_reason, partial, time.time())
-            _put(db, session, new)
+            self._rows.put_message(db, session, new)
         return new
 
     def revise(
@@ -233,20 +228,18 @@ class Store:
         partial: bool = False,
     ) -> Message:
         """Replace what a message says; its position and role stay. Raises InvalidValue."""
-        with self._change(session) as db:
-            row = db.execute(
-                f"{_MESSAGE} WHERE session = ? AND position = ?", (session, position)
-            ).fetchone()
-            if row is None:
-                raise InvalidValue(f"the session has no message {position}")
-            new = replace(
-                _message(row),
-                content=content,
-                tokens=tuple(tokens),
-                finish_reason=finish_reason,
-                partial=partial,
-            )
-            _put(db, session, new)
+        said = self.messages(session)
+        if not 0 <= position < len(said):
+            raise InvalidValue(f"the session has no message {position}")
+        new = replace(
+            said[position],
+            content=content,
+            tokens=tuple(tokens),
+            finish_reason=finish_reason,
+            partial=partial,
+        )
+        with self._change(session, copy=not partial) as db:
+            self._rows.put_message(db, session, new)
         return new
 
     def truncate(self, session: str, position: int) -> int:
@@ -275,12 +268,80 @@ class Store:
                     return hits
         return hits
 
-    @contextmanager
-    def _change(self, session: str) -> Iterator[sqlite3.Connection]:
-        """A transaction on one session, which must exist and becomes the last used."""
+    # Encryption
+
+    def encrypt(self, keyring: bool = False) -> None:
+        """Seal all text and KV from now on, under a passphrase or a key in the system's keyring.
+
+        KV that was stored in the clear is removed, to be computed again. Raises StoreLocked,
+        SessionInUse, or InvalidValue for a store that is encrypted already.
+        """
+        if self.seal.secret:
+            raise InvalidValue("the stored sessions are encrypted already")
+        if locked_sessions(self.folder / "locks"):
+            raise SessionInUse("a session is open in another edgekv: close it first")
+        everything = [(one, self.messages(one.id)) for one in self._sessions()]
+        self.seal = keys.create(self.folder, self.db, keyring)
+        self._rows = Rows(self.seal)
+        for one, _ in everything:
+            self._mirror.remove(one.id)
+        self._mirror = Mirror(self.folder / "transcripts", self.seal)
         with self.db.transaction() as db:
-            _touch(db, session)
+            db.execute("DELETE FROM entries")
+            db.execute("DELETE FROM holds")
+            for transcript in everything:
+                self._put(db, transcript)
+        for one, _ in everything:
+            self._copy(one.id)
+        shutil.rmtree(self.folder / "blocks", ignore_errors=True)
+        shutil.rmtree(self.folder / "damaged", ignore_errors=True)
+        self.db.scrub()
+
+    # Rows and copies
+
+    def damaged(self) -> Iterable[str]:
+        """Restore every session and message that is not what was written; what those were."""
+        before = len(self.notes)
+        for session in self._sessions():
+            self.messages(session.id)
+        return self.notes[before:]
+
+    def _sessions(self) -> list[Session]:
+        found = []
+        for row in self.db.read(_SESSIONS):
+            one = self._rows.session(row)
+            if one is None:
+                copy = self._restore(str(row[0]))
+                one = None if copy is None else copy[0]
+            if one is not None:
+                found.append(one)
+        return sorted(found, key=lambda one: one.used, reverse=True)
+
+    @contextmanager
+    def _change(
+        self,
+        session: str,
+        copy: bool = True,
+        **fields: Any,  # noqa: ANN401 - those of Session
+    ) -> Iterator[sqlite3.Connection]:
+        """A transaction on one session, which must exist and becomes the last used."""
+        if self.get(session).n_messages != self.db.read(_COUNT, session)[0][0]:
+            self._restore(session)
+        with self.db.transaction() as db:
+            one = self._one(db, session)
             yield db
+            (n,) = db.execute(_COUNT, (session,)).fetchone()
+            fields |= {"updated": time.time(), "used": _next_use(db), "n_messages": n}
+            self._rows.put_session(db, replace(one, **fields))
+        if copy:
+            self._copy(session)
+
+    def _one(self, db: sqlite3.Connection, session: str) -> Session:
+        row = db.execute(f"{_SESSIONS} WHERE id = ?", (session,)).fetchone()
+        one = None if row is None else self._rows.session(row)
+        if one is None:
+            raise _not_found(session)
+        return one
 
     def _check_free(self, name: str, session: str | None = None) -> None:
         if not name.strip() or not name.isprintable() or len(name) > MAX_NAME:
@@ -290,62 +351,43 @@ class Store:
         if any(other.name == name and other.id != session for other in self.sessions()):
             raise InvalidValue(f"there is a session {name!r} already: choose another name")
 
+    def _copy(self, session: str) -> None:
+        try:
+            self._mirror.write(self.get(session), self.messages(session))
+        except OSError as fault:
+            raise StoreUnavailable(f"sessions in {self.folder}: {fault.strerror}") from fault
 
-def _touch(db: sqlite3.Connection, session: str) -> None:
-    done = db.execute(
-        "UPDATE sessions SET updated = ?, used = (SELECT max(used) + 1 FROM sessions) WHERE id = ?",
-        (time.time(), session),
-    )
-    if done.rowcount == 0:
-        raise SessionNotFound(f"no session {session!r} (see `edgekv sessions list`)")
+    def _catch_up(self) -> None:
+        """Restore what the database lacks: a damaged one, or a damaged log of it."""
+        copies = self._mirror.versions()
+        there = dict(self.db.read("SELECT id, used FROM sessions"))
+        for session, used in copies.items():
+            if there.get(session, -1) < used:
+                self._restore(session)
 
+    def _restore(self, session: str) -> Transcript | None:
+        """Put a session back as its copy has it, if there is one."""
+        copy = self._mirror.read(session)
+        if copy is None:
+            self.notes.append(f"session {session[:8]} is damaged, and so is its copy")
+            return None
+        if self.writable:
+            with self.db.transaction() as db:
+                self._put(db, copy)
+        self.notes.append(f"session {copy[0].name!r} was damaged: restored from its copy")
+        return copy
 
-def _put(db: sqlite3.Connection, session: str, message: Message) -> None:
-    db.execute(
-        "INSERT OR REPLACE INTO messages VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        (
-            session,
-            message.position,
-            message.role,
-            _blob(message.content),
-            array("I", message.tokens).tobytes(),
-            message.finish_reason,
-            message.partial,
-            message.created,
-            message.checksum,
-        ),
-    )
-
-
-def _blob(text: str) -> bytes:
-    return text.encode("utf-8", "surrogatepass")
-
-
-def _text(blob: bytes) -> str:
-    return blob.decode("utf-8", "surrogatepass")
-
-
-def _message(row: tuple[Any, ...]) -> Message:
-    position, role, content, tokens, finish_reason, partial, created = row
-    ids = array("I", tokens)
-    return Message(
-        position, role, _text(content), tuple(ids), finish_reason, bool(partial), created
-    )
+    def _put(self, db: sqlite3.Connection, transcript: Transcript) -> None:
+        session, messages = transcript
+        self._rows.put_session(db, session)
+        db.execute("DELETE FROM messages WHERE session = ?", (session.id,))
+        for message in messages:
+            self._rows.put_message(db, session.id, message)
 
 
-def _session(row: tuple[Any, ...]) -> Session:
-    id_, name, model, settings, created, updated, used, pinned, draft, parent, deleted, n = row
-    return Session(
-        id=id_,
-        name=_text(name),
-        model=model,
-        settings=json.loads(settings),
-        created=created,
-        updated=updated,
-        used=used,
-        pinned=bool(pinned),
-        draft=_text(draft),
-        parent=parent,
-        deleted=bool(deleted),
-        n_messages=n,
-    )
+def _next_use(db: sqlite3.Connection) -> int:
+    return int(db.execute("SELECT coalesce(max(used), 0) + 1 FROM sessions").fetchone()[0])
+
+
+def _not_found(name: str) -> SessionNotFound:
+    return SessionNotFound(f"no session {name!r} (see `edgekv sessions list`)")

@@ -4,6 +4,7 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from edgekv.sessions.blocks import BlockFiles
 from edgekv.sessions.entry import Entry
@@ -57,16 +58,19 @@ class Writer:
         self._thread.join()
 
     def _run(self) -> None:
+        self._try(self._files.enforce)
         while (job := self._jobs.get()) is not None:
-            try:
-                self._write(job)
-            except (OSError, StoreUnavailable) as fault:
-                reason = fault.strerror if isinstance(fault, OSError) else str(fault)
-                if not self._told:
-                    self._notify(f"KV is not persisted: {reason}")
-                self._told = True
-            finally:
-                self._jobs.task_done()
+            self._try(partial(self._write, job))
+            self._jobs.task_done()
+
+    def _try(self, write: Callable[[], object]) -> None:
+        try:
+            write()
+        except (OSError, StoreUnavailable) as fault:
+            reason = fault.strerror if isinstance(fault, OSError) else str(fault)
+            if not self._told:
+                self._notify(f"KV is not persisted: {reason}")
+            self._told = True
 
     def _write(self, job: _Job) -> None:
         if job.entries:

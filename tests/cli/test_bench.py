@@ -36,6 +36,9 @@ def test_rows_for_each_bits_and_context(bench):
         assert row["prefill_tps"] > 0 and row["decode_tps"] > 0
         assert row["peak_bytes"] > row["kv_bytes"]
         assert len(row["samples"]["decode_tps"]) == found["rounds"] == 2
+    kept = found["resume"]
+    assert kept["context"] == 200 and 100 < kept["cached_tokens"] < 200
+    assert kept["cold_s"] > 0 and kept["resumed_s"] > 0
     assert found["host"]["cores"] >= 1 and found["host"]["edgekv"]
 
 

@@ -18,3 +18,8 @@ def tiny(tiny_path):
 @pytest.fixture(scope="session")
 def words(tiny):
     return tiny.text()[:1500]
+
+
+@pytest.fixture(scope="session")
+def loaded(default_model):
+    return load(default_model)

@@ -6,7 +6,7 @@ import pytest
 from edgekv.cache.policy import CachePolicy, LayerPolicy
 from edgekv.errors import DoesNotFit, InvalidValue
 from edgekv.evaluation.checkpoint import Checkpoint
-from edgekv.evaluation.divergence import divergences, reference_policy
+from edgekv.evaluation.divergence import Divergence, compare, reference_policy
 from edgekv.evaluation.tune import (
     CHOICES,
     PROBES,
@@ -17,7 +17,7 @@ from edgekv.evaluation.tune import (
     sensitivities,
     sides,
 )
-from edgekv.evaluation.walk import Walk, Watch
+from edgekv.evaluation.walk import Watch
 from edgekv.generate import Cancelled
 
 
@@ -69,14 +69,14 @@ def test_sensitivity_is_the_divergence_of_one_side_alone(tiny, words, tmp_path, 
             tiny.model, tiny.rope, policy, tokens, place.load([], tiny.rope), watch, place
         )
     walk = place.load([], tiny.rope)
-    assert walk.done == 3
+    assert walk.done == 1
     found = sensitivities(tiny.model, tiny.rope, policy, tokens, walk, Watch())
     wide = reference_policy(policy, 400)
     for layer, side in np.ndindex(2, 2):
         probe = Side(layer, side).probe(wide)
         changed = [(x.k_bits, x.v_bits) != (16, 16) for x in probe.layers]
         assert changed == [i == layer for i in range(2)]
-        pair = Walk([tiny.cache(p) for p in (wide, probe)])
-        (alone,) = divergences(tiny.model, pair, tokens, skip=200)
+        pair = [tiny.cache(p) for p in (wide, probe)]
+        alone = Divergence(tiny.walk_on(pair, tokens, compare, skip=200))
         assert found[layer, side] == pytest.approx(alone.mean, rel=1e-3, abs=1e-7)
     assert len(sides(2)) == 4

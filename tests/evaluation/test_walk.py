@@ -8,9 +8,9 @@ from edgekv.cache.policy import CachePolicy
 from edgekv.cache.sequence import SequenceCache
 from edgekv.evaluation import walk as walking
 from edgekv.evaluation.checkpoint import Checkpoint, key
-from edgekv.evaluation.divergence import divergences, reference_policy
-from edgekv.evaluation.perplexity import fresh, perplexity, stretches
-from edgekv.evaluation.walk import Walk, Watch
+from edgekv.evaluation.divergence import compare, reference_policy
+from edgekv.evaluation.perplexity import Perplexity, fresh, nll_of, stretches
+from edgekv.evaluation.walk import Walk, Watch, walk_on
 from edgekv.generate import Cancelled, forward
 
 
@@ -30,7 +30,7 @@ def few_rows(monkeypatch):
 
 def test_perplexity_is_that_of_the_whole_matrix(tiny, words, few_rows):
     tokens, policy = words[:500], tiny.policy(1024)
-    found = perplexity(tiny.model, Walk([tiny.cache(policy)]), tokens)
+    found = Perplexity(tiny.nll(tiny.cache(policy), tokens))
     wanted = -log_softmax(tiny, policy, tokens)[np.arange(499), tokens[1:]]
     np.testing.assert_allclose(found.nll, wanted, atol=2e-4)
     assert found.ppl == pytest.approx(np.exp(wanted.mean()), rel=1e-4)
@@ -39,8 +39,7 @@ def test_perplexity_is_that_of_the_whole_matrix(tiny, words, few_rows):
 def test_divergence_is_that_of_the_whole_matrices(tiny, words, few_rows):
     tokens, two, four = words[:500], tiny.policy(1024, bits=2), tiny.policy(1024)
     reference = reference_policy(two, 500)
-    caches = [tiny.cache(policy) for policy in (reference, two, four)]
-    found = divergences(tiny.model, Walk(caches), tokens)
+    found = tiny.divergences([two, four], tokens)
     p = log_softmax(tiny, reference, tokens)[:-1]
     for divergence, policy in zip(found, (two, four), strict=True):
         q = log_softmax(tiny, policy, tokens)[:-1]
@@ -67,7 +66,7 @@ def test_stretches_cover_every_scored_token_once(tokens):
 
 
 def test_stretches_are_weighted_into_the_whole(tiny, words):
-    found = perplexity(tiny.model, Walk([tiny.cache(tiny.policy(128))]), words)
+    found = Perplexity(tiny.nll(tiny.cache(tiny.policy(128)), words))
     parts = found.by_position()
     total = sum((last - first + 1) * np.log(ppl) for first, last, ppl in parts)
     assert np.exp(total / len(found.nll)) == pytest.approx(found.ppl)
@@ -86,7 +85,7 @@ class Stop:
 
 def test_fresh_caches_see_the_same_words_behind_a_window(tiny, words, tmp_path):
     policy = tiny.policy(128, n_sink=0)
-    found = perplexity(tiny.model, Walk([tiny.cache(policy)]), words).by_position()
+    found = Perplexity(tiny.nll(tiny.cache(policy), words)).by_position()
     place = Checkpoint(tmp_path, "name")
     with pytest.raises(Cancelled):
         walk, watch = place.load([], tiny.rope), Watch(cancelled=Stop(5))
@@ -100,28 +99,24 @@ def test_fresh_caches_see_the_same_words_behind_a_window(tiny, words, tmp_path):
         assert row[2] == pytest.approx(same[2], rel=0.02)
 
 
-@pytest.mark.parametrize("policies", [1, 2])
-def test_an_interrupted_walk_goes_on_to_the_same_numbers(tiny, words, tmp_path, policies):
-    several = [
+@pytest.mark.parametrize("score", [nll_of, compare])
+def test_an_interrupted_walk_goes_on_to_the_same_numbers(tiny, words, tmp_path, score):
+    policies = [
         CachePolicy(1024, tiny.policy(1, bits=16).layers, n_sink=4, n_pinned=128),
         CachePolicy(200, tiny.policy(1, bits=3).layers, n_sink=4, n_pinned=64),
-    ][-policies:]
-    measure = perplexity if policies == 1 else divergences
-
-    def numbers(found):
-        return found.nll if policies == 1 else found[0].numbers
-
-    whole = measure(tiny.model, Walk([tiny.cache(p) for p in several]), words)
+    ][-2 if score is compare else -1 :]
+    whole = tiny.walk_on([tiny.cache(p) for p in policies], words, score)
     place = Checkpoint(tmp_path / "kept", "name")
     for _ in range(2):
-        walk = place.load(several, tiny.rope)
+        walk = place.load(policies, tiny.rope)
+        watch = Watch(cancelled=Stop(1))
         with pytest.raises(Cancelled):
-            measure(tiny.model, walk, words, Watch(cancelled=Stop(1)), place)
-    walk = place.load(several, tiny.rope)
+            walk_on(tiny.model, walk, words, score(tiny.model), watch, place)
+    walk = place.load(policies, tiny.rope)
     assert walk.done == 4 + 2 * 512
-    assert [cache.nbytes for cache in walk.caches] == [p.nbytes for p in several]
-    found = measure(tiny.model, walk, words, Watch(), place)
-    np.testing.assert_array_equal(numbers(found), numbers(whole))
+    assert [cache.nbytes for cache in walk.caches] == [p.nbytes for p in policies]
+    found = walk_on(tiny.model, walk, words, score(tiny.model), None, place)
+    np.testing.assert_array_equal(found, whole)
     place.forget()
     assert not list((tmp_path / "kept").iterdir())
 
@@ -132,7 +127,8 @@ def test_a_damaged_file_is_dropped_and_the_walk_begins_again(tiny, words, tmp_pa
     place = Checkpoint(tmp_path, "name")
     walk = Walk([SequenceCache(policy, tiny.rope)])
     with pytest.raises(Cancelled):
-        perplexity(tiny.model, walk, words, Watch(cancelled=Stop(1)), place)
+        watch = Watch(cancelled=Stop(1))
+        walk_on(tiny.model, walk, words, nll_of(tiny.model), watch, place)
     (path,) = tmp_path.iterdir()
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 2] if damage is None else damage)

@@ -8,9 +8,9 @@ from edgekv import blas
 from edgekv.cache.policy import CachePolicy
 from edgekv.cache.rope import Rope
 from edgekv.cache.sequence import SequenceCache
-from edgekv.evaluation.divergence import divergences, reference_policy
+from edgekv.evaluation.divergence import compare, each, reference_policy
 from edgekv.evaluation.perplexity import nll_of
-from edgekv.evaluation.walk import Walk, Watch, walk_on
+from edgekv.evaluation.walk import Walk, walk_on
 from edgekv.loading import open_checkpoint
 from edgekv.models.layers import Decoder
 from edgekv.models.load import build
@@ -41,13 +41,15 @@ class Loaded:
 
     def nll(self, cache, tokens, **options):
         """Losses of all tokens but the first, or the first `skip`, fed as a prompt."""
-        score = nll_of(self.model)
-        return walk_on(self.model, Walk([cache]), tokens, score, Watch(), **options)[:, 0]
+        return self.walk_on([cache], tokens, nll_of, **options)[:, 0]
 
     def divergences(self, policies, tokens):
         """Of each policy from a 16-bit cache of everything."""
         every = [reference_policy(policies[0], len(tokens)), *policies]
-        return divergences(self.model, Walk([self.cache(p) for p in every]), tokens)
+        return each(self.walk_on([self.cache(p) for p in every], tokens, compare))
+
+    def walk_on(self, caches, tokens, score, **options):
+        return walk_on(self.model, Walk(caches), tokens, score(self.model), **options)
 
 
 @functools.cache

@@ -200,6 +200,7 @@ def test_a_store_of_a_newer_format_is_refused_and_left_alone(store, home):
     path = home / "data" / "edgekv.db"
     with sqlite3.connect(path) as db:
         db.execute("PRAGMA user_version=99")
+        db.execute("UPDATE facts SET value = ? WHERE name = 'format'", (b"99",))
     db.close()
     with pytest.raises(StoreUnavailable, match="upgrade edgekv"):
         Store()

@@ -1,0 +1,173 @@
+"""Sessions as their user meets them: `run --session`, `-c`, `--no-persist`, `edgekv sessions`."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from edgekv.sessions import Store
+from tests.loading.files import write_gguf
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return write_gguf(tmp_path_factory.mktemp("model") / "tiny.gguf", layers=2)
+
+
+@pytest.fixture
+def run(edgekv, model):
+    def run(*args, **options):
+        options.setdefault("stdin", subprocess.DEVNULL)
+        return edgekv("run", "-m", model, "--max-tokens", 8, "--json", *args, **options)
+
+    return run
+
+
+def report(result):
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def listing(folder):
+    return sorted((p, p.stat().st_mtime_ns, p.stat().st_size) for p in folder.rglob("*"))
+
+
+def test_a_session_goes_on_in_another_process_from_its_kv(run, edgekv, home):
+    text = "one of the things " * 12
+    first = report(run("--session", "s", "--system", "Be nice.", text))
+    assert (first["session"], first["usage"]["cached_tokens"]) == ("s", 0)
+    second = report(run("-c", "and then?"))
+    assert second["session"] == "s"
+    assert second["usage"]["cached_tokens"] >= first["usage"]["prompt_tokens"]
+    with Store(home / "data") as store:
+        said = store.messages(store.get("s").id)
+    assert [m.role for m in said] == ["system", "user", "assistant", "user", "assistant"]
+    assert [m.content for m in said[2::2]] == [first["text"], second["text"]]
+    assert len(said[4].tokens) == second["usage"]["completion_tokens"] or said[4].finish_reason
+    listed = json.loads(edgekv("sessions", "list", "--json").stdout)
+    assert [(one["name"], one["n_messages"]) for one in listed] == [("s", 5)]
+    assert listed[0]["kv_bytes"] > 0
+    shown = json.loads(edgekv("sessions", "show", "s", "--json").stdout)
+    assert [m["content"] for m in shown["messages"]] == [m.content for m in said]
+
+
+def test_a_session_keeps_its_policy_until_told_otherwise(run):
+    args = ("--session", "s", "hello there", "--window", 128, "--k-bits", 8)
+    kv = report(run(*args))["kv"]
+    assert (kv["window"], kv["k_bits"], kv["v_bits"]) == (128, 8, 4)
+    kv = report(run("-c", "more"))["kv"]
+    assert (kv["window"], kv["k_bits"], kv["v_bits"]) == (128, 8, 4)
+    kv = report(run("-c", "more", "--kv-bits", 16))["kv"]
+    assert (kv["window"], kv["k_bits"], kv["v_bits"]) == (128, 16, 16)
+
+
+def test_no_persist_leaves_no_byte(run, edgekv, home):
+    run("--no-persist", "hello there")
+    run("--no-persist", "--session", "s", "hello there")
+    assert not home.exists()
+    first = report(run("--session", "s", "hello there " * 30))
+    before = listing(home)
+    quiet = report(run("--no-persist", "-c", "more"))
+    assert quiet["usage"]["cached_tokens"] >= first["usage"]["prompt_tokens"]
+    assert listing(home) == before
+
+
+def test_a_plain_run_reads_the_store_and_writes_no_text(run, home):
+    text = "the secret of the inn " * 20
+    report(run("--session", "s", text))
+    with Store(home / "data") as store:
+        before = len(store.messages(store.get("s").id))
+    other = report(run(text))
+    assert other["session"] is None
+    assert other["usage"]["cached_tokens"] > 0
+    with Store(home / "data") as store:
+        assert len(store.messages(store.get("s").id)) == before
+        assert len(store.sessions()) == 1
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "said"),
+    [
+        (["-c", "hi"], 2, "no session to continue"),
+        (["-c", "--session", "a", "hi"], 2, "--session"),
+        (["--raw", "--session", "a", "hi"], 2, "--raw"),
+        (["--session", "a\nb", "hi"], 2, "printable"),
+    ],
+)
+def test_faults_are_one_line(run, args, code, said):
+    result = run(*args)
+    assert (result.returncode, result.stdout) == (code, "")
+    assert said in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_session_in_use_is_refused_and_a_branch_is_the_way_out(run, edgekv, home):
+    report(run("--session", "s", "hello"))
+    with Store(home / "data") as store:
+        lock = store.lock(store.get("s").id)
+        result = run("-c", "more")
+        assert result.returncode == 1
+        assert "open in another edgekv" in result.stderr
+        assert edgekv("sessions", "branch", "s", "t").stdout == "t\n"
+        assert report(run("--session", "t", "more"))["usage"]["cached_tokens"] > 0
+        lock.release()
+
+
+def test_a_reply_that_is_killed_is_kept_and_marked(model, home):
+    command = [sys.executable, "-m", "edgekv", "run", "-m", str(model), "--session", "s", "hi"]
+    command += ["--max-tokens", "100000", "--temp", "1", "--seed", "3"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        process.stdout.read(40)
+        os.kill(process.pid, signal.SIGKILL)
+    with Store(home / "data") as store:
+        user, assistant = store.messages(store.get("s").id)
+    assert (user.content, user.partial) == ("hi", False)
+    assert assistant.partial
+    assert assistant.content
+
+
+def test_export_import_rm_verify_and_gc(run, edgekv, home, tmp_path):
+    report(run("--session", "s", "hello there " * 20))
+    assert "## You\n\nhello there" in edgekv("sessions", "export", "s").stdout
+    assert edgekv("sessions", "export", "s", tmp_path / "s.md").returncode == 0
+    assert (tmp_path / "s.md").read_text().startswith("---\n")
+    assert edgekv("sessions", "export", "s", tmp_path / "s.edgekv").returncode == 0
+    elsewhere = {"EDGEKV_HOME": str(tmp_path / "elsewhere")}
+    imported = edgekv("sessions", "import", tmp_path / "s.edgekv", env=elsewhere)
+    assert imported.stdout == "s\n"
+    assert report(run("-c", "more", env=elsewhere))["usage"]["cached_tokens"] > 100
+    verified = json.loads(edgekv("sessions", "verify", "--json").stdout)
+    assert verified["files"] > 1
+    assert verified["damaged"] == []
+    assert edgekv("sessions", "gc").returncode == 0
+    removed = json.loads(edgekv("sessions", "rm", "s", "--json").stdout)
+    assert removed["bytes"] > 0
+    assert not list(home.rglob("*.safetensors"))
+    assert edgekv("sessions", "show", "s").returncode == 2
+
+
+def test_damage_is_named_and_the_answer_is_made_all_the_same(run, edgekv, home):
+    report(run("--session", "s", "hello there " * 20))
+    for path in (home / "data").rglob("*.safetensors"):
+        path.write_bytes(path.read_bytes()[:-1])
+    result = run("-c", "more")
+    assert report(result)["usage"]["cached_tokens"] == 0
+    assert "computed again" in result.stderr
+    assert "cut short" in result.stderr
+
+
+def test_an_encrypted_store_asks_for_its_passphrase(run, edgekv, home):
+    report(run("--session", "s", "hello there " * 20))
+    key = {"EDGEKV_PASSPHRASE": "open sesame"}
+    assert edgekv("sessions", "encrypt", env=key).returncode == 0
+    report(run("-c", "the more the merrier", env=key))
+    again = report(run("-c", "more", env=key))
+    assert again["usage"]["cached_tokens"] > 100
+    whole = b"".join(p.read_bytes() for p in home.rglob("*") if p.is_file())
+    assert b"merrier" not in whole
+    refused = run("-c", "more")
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert "EDGEKV_PASSPHRASE" in refused.stderr
