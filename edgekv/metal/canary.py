@@ -16,7 +16,7 @@ from edgekv.metal.tile import BLOCK
 HEADS, GROUP, DIM, BITS = 2, 2, 64, 4
 TOLERANCE = 0.01
 """Far above what the rounding of products to 11 bits comes to, as some GPUs do it for the twin, and
-far below outputs, whose largest here is 0.5."""
+far below outputs, whose largest here is 0.35."""
 
 # Every channel pair makes a quarter turn a token, so the angles are known without a cosine.
 QUARTER_TURN = 1 << 30
