@@ -74,7 +74,7 @@ class Settings:
     def policy(self, shape: ModelShape, prompt: "Prompt") -> CachePolicy:
         """The cache policy of a prompt. Raises InvalidValue or DoesNotFit."""
         c = self.config
-        policy = shape.policy(c.window, c.n_sink, c.k_bits, c.v_bits)
+        policy = shape.policy(c.window, c.n_sink, c.k_bits, c.v_bits, kv_policy=c.kv_policy)
         policy = policy.with_pinned(prompt.pinned(policy.n_sink) if self.pin_system else 0)
         if self.budget is None or c.window is not None:
             return policy
