@@ -62,7 +62,7 @@ def test_a_long_prompt_is_read_between_the_tokens_of_others(engine):
         Reply.put(self, event)
 
     beside = type("Noted", (Reply,), {"put": put})()
-    engine.submit(request(engine, "word " * 500, 1), beside)
+    engine.submit(request(engine, "plum " * 500, 1), beside)
     list(beside)
     pieces = [event.done for event in order if isinstance(event, Prefilled)]
     assert len(pieces) > 4, "the prompt was read in large pieces, which others wait for"
