@@ -69,29 +69,29 @@ def test_a_long_prompt_is_read_between_the_tokens_of_others(engine):
     list(events)
 
 
-def test_requests_wait_while_the_budget_is_held_and_a_hopeless_one_is_refused(default_model):
-    with Engine(default_model) as engine:
-        size = engine.loaded.shape.policy(window=256).nbytes
-        engine.limit(Limits(running=4, kv_bytes=2 * size))
-        replies = [engine.submit(request(engine, prompt, 8)) for prompt in PROMPTS]
-        most = 0
-        stop = threading.Event()
+def test_requests_wait_while_the_budget_is_held_and_a_hopeless_one_is_refused(engine):
+    size = engine.loaded.shape.policy(window=256).nbytes
+    engine.limit(Limits(running=4, kv_bytes=2 * size))
+    replies = [engine.submit(request(engine, prompt, 8)) for prompt in PROMPTS]
+    most = 0
+    stop = threading.Event()
 
-        def watch():
-            nonlocal most
-            while not stop.wait(0.002):
-                most = max(most, engine.load.kv_bytes)
+    def watch():
+        nonlocal most
+        while not stop.wait(0.002):
+            most = max(most, engine.load.kv_bytes)
 
-        watcher = threading.Thread(target=watch)
-        watcher.start()
-        texts = [text(reply) for reply in replies]
-        with pytest.raises(DoesNotFit, match="all requests"):
-            list(engine.submit(request(engine, "hi", window=4096)))
-        stop.set()
-        watcher.join()
-        assert all(texts)
-        assert 0 < most <= 2 * size
-        assert engine.load.kv_bytes == 0
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    texts = [text(reply) for reply in replies]
+    with pytest.raises(DoesNotFit, match="all requests"):
+        list(engine.submit(request(engine, "hi", window=4096)))
+    stop.set()
+    watcher.join()
+    engine.limit(Limits())
+    assert all(texts)
+    assert 0 < most <= 2 * size
+    assert engine.load.kv_bytes == 0
 
 
 def test_a_reply_that_fails_leaves_the_others_alone(engine):
