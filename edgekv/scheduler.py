@@ -17,7 +17,7 @@ import mlx.core as mx
 from edgekv.cache.policy import CachePolicy
 from edgekv.errors import DoesNotFit
 from edgekv.events import Finished, FinishReason, Notice, Prefilled, Reply, Request
-from edgekv.generate import PREFILL_CHUNK, chunks, forward, forward_each
+from edgekv.generate import PREFILL_CHUNK, chunks, forward, forward_each, longest_chunk
 from edgekv.grammar import Matcher
 from edgekv.metal.device import physical_memory
 from edgekv.models.layers import Decoder
@@ -173,7 +173,7 @@ class Scheduler:
         written = time.perf_counter()
         if reading is not None and reading in self._running:
             self._together([reading], lambda _: self._read_on(reading, bool(newest)))
-            self._report_progress(reading)
+            self._guard(reading, partial(self._report_progress, reading))
             if newest:
                 self._pace.measure(written - begun, time.perf_counter() - written)
 
@@ -192,7 +192,7 @@ class Scheduler:
             self._waiting.remove(waiting)
             waiting[1].put(_never_begun(waiting[0]))
         for one in [one for one in self._running if one.reply.cancelled]:
-            self._finish(one, "cancelled")
+            self._guard(one, partial(self._finish, one, "cancelled"))
 
     def _admit(self) -> None:
         while self._waiting and len(self._running) < self.limits.running:
@@ -245,7 +245,8 @@ class Scheduler:
         It is waited for, so that the memory of a long prompt's reading does not grow with it.
         """
         prompt, done = reading.request.prompt, reading.cache.length
-        size = next(chunks(done, reading.unread, reading.cache.policy.n_sink, PREFILL_CHUNK))
+        policy = reading.cache.policy
+        size = next(chunks(done, reading.unread, policy.n_sink, longest_chunk(policy)))
         piece = prompt[done : done + (min(size, self._pace.piece) if shared else size)]
         hidden = forward(self._model, reading.cache, mx.array(list(piece)))
         if not reading.unread:
@@ -264,8 +265,6 @@ class Scheduler:
             self._finish(one, reason)
 
     def _report_progress(self, one: _Sequence) -> None:
-        if one not in self._running:
-            return
         one.tally.measure()
         self._reuse.keep(one.tracked)
         one.reply.put(Prefilled(one.cache.length, len(one.request.prompt)))
@@ -296,7 +295,8 @@ class Scheduler:
         self._end(one, finished)
 
     def _end(self, one: _Sequence, event: Finished | Exception) -> None:
-        self._running.remove(one)
+        if one in self._running:
+            self._running.remove(one)
         one.reply.put(event)
 
 

@@ -11,7 +11,6 @@ from edgekv import catalog, config, download
 from edgekv.cli.options import (
     cache_options,
     draw_options,
-    make_policy,
     model_option,
 )
 from edgekv.cli.output import amount
@@ -20,6 +19,7 @@ from edgekv.conversation import Prompt
 from edgekv.engine import Engine, Limits
 from edgekv.errors import DoesNotFit, InvalidValue
 from edgekv.models.shape import ModelShape
+from edgekv.policies import make_policy
 from edgekv.server.app import make_app
 from edgekv.server.listen import bind, listen
 from edgekv.server.security import Access
