@@ -20,7 +20,8 @@ from edgekv.cli.options import (
 )
 from edgekv.cli.output import amount, write_json
 from edgekv.cli.show import Plain, Rendered, Silent, Writer
-from edgekv.cli.stored import Stored, stored, warn
+from edgekv.cli.store import warn
+from edgekv.cli.stored import Stored, stored
 from edgekv.config import Config
 from edgekv.conversation import MAX_PROMPT, chat_prompt, checked, raw_prompt
 from edgekv.engine import Engine, Finished, Loaded, Notice, Prefilled, Reply, Request, Text
