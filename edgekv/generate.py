@@ -6,6 +6,7 @@ import mlx.core as mx
 
 from edgekv.cache.batch import BatchStep, HostBatchStep
 from edgekv.cache.host import HostStep
+from edgekv.cache.policy import CachePolicy
 from edgekv.cache.sequence import SequenceCache
 from edgekv.cache.step import make_step, takes_one
 from edgekv.metal.tile import BLOCK
@@ -53,6 +54,12 @@ def chunks(start: int, n: int, n_sink: int, size: int = PREFILL_CHUNK) -> Iterat
         start = min(cut, end)
 
 
+def longest_chunk(policy: CachePolicy) -> int:
+    """Tokens to compute at once: no more blocks are closed than the ring holds, so that the caller
+    can keep each of them."""
+    return min(PREFILL_CHUNK, max(1, policy.ring_blocks) * BLOCK)
+
+
 def prefill(
     model: Decoder,
     cache: SequenceCache,
@@ -62,13 +69,11 @@ def prefill(
 ) -> mx.array:
     """Take a prompt into a sequence; returns the scores (vocab_size,) behind its last token.
 
-    Each chunk is computed before the next is built, so the peak does not grow with the prompt. No
-    chunk closes more blocks than the ring holds, so that the caller can keep each of them.
+    Each chunk is computed before the next is built, so the peak does not grow with the prompt.
     Raises Cancelled, with whole chunks taken in, when asked to stop.
     """
     done = 0
-    longest = min(PREFILL_CHUNK, max(1, cache.policy.ring_blocks) * BLOCK)
-    for size in chunks(cache.length, len(tokens), cache.policy.n_sink, longest):
+    for size in chunks(cache.length, len(tokens), cache.policy.n_sink, longest_chunk(cache.policy)):
         if cancelled():
             raise Cancelled
         hidden = forward(model, cache, mx.array(list(tokens[done : done + size])))

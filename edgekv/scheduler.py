@@ -17,7 +17,7 @@ import mlx.core as mx
 from edgekv.cache.policy import CachePolicy
 from edgekv.errors import DoesNotFit
 from edgekv.events import Finished, FinishReason, Notice, Prefilled, Reply, Request
-from edgekv.generate import PREFILL_CHUNK, chunks, forward, forward_each
+from edgekv.generate import PREFILL_CHUNK, chunks, forward, forward_each, longest_chunk
 from edgekv.grammar import Matcher
 from edgekv.metal.device import physical_memory
 from edgekv.models.layers import Decoder
@@ -105,8 +105,8 @@ class _Pace:
     def measure(self, writing_s: float, reading_s: float) -> None:
         """Learn from a step's two passes."""
         wanted = self.piece * 2 * writing_s / reading_s
-        # Half way, for a single step says little.
-        near = int((self.piece + wanted) / 2) // self.LEAST * self.LEAST
+        # Half way, and twice as much at the most, for a single step says little.
+        near = int(min((self.piece + wanted) / 2, 2 * self.piece)) // self.LEAST * self.LEAST
         self.piece = max(self.LEAST, min(PREFILL_CHUNK, near))
 
 
@@ -245,7 +245,8 @@ class Scheduler:
         It is waited for, so that the memory of a long prompt's reading does not grow with it.
         """
         prompt, done = reading.request.prompt, reading.cache.length
-        size = next(chunks(done, reading.unread, reading.cache.policy.n_sink, PREFILL_CHUNK))
+        policy = reading.cache.policy
+        size = next(chunks(done, reading.unread, policy.n_sink, longest_chunk(policy)))
         piece = prompt[done : done + (min(size, self._pace.piece) if shared else size)]
         hidden = forward(self._model, reading.cache, mx.array(list(piece)))
         if not reading.unread:

@@ -16,6 +16,7 @@ from edgekv.errors import EdgekvError, ExitCode
 
 # name -> (where the click command is, what `edgekv --help` says of it)
 COMMANDS: dict[str, tuple[str, str]] = {
+    "chat": ("edgekv.cli.chat:chat", "Chat in the terminal; `edgekv` alone does so too."),
     "run": ("edgekv.cli.run:run", "Answer one prompt."),
     "serve": ("edgekv.cli.serve:serve", "Serve the model over HTTP, as OpenAI's API."),
     "sessions": ("edgekv.cli.sessions:sessions", "Stored conversations and their KV."),
@@ -119,7 +120,16 @@ def _silence_broken_stdout() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    invoke_without_command=True,
+)
 @click.version_option(__version__, prog_name="edgekv", message="%(prog)s %(version)s")
-def main() -> None:
+@click.pass_context
+def main(ctx: click.Context) -> None:
     """Chat with a local model without end, in a memory size fixed in advance."""
+    if ctx.invoked_subcommand is None:
+        command = main.get_command(ctx, "chat")
+        assert command is not None
+        command.main(args=[], prog_name="edgekv", standalone_mode=False)

@@ -16,7 +16,6 @@ from edgekv.cli.options import (
     cache_options,
     make_policy,
     model_option,
-    raised_keys,
     sampling_options,
     session_options,
 )
@@ -151,7 +150,7 @@ def _request(
             f"a window of {policy.window:,} is beyond the {loaded.shape.context:,} tokens "
             "this model was trained on"
         )
-    if (raised := raised_keys(settings, loaded.shape)) is not None:
+    if (raised := loaded.shape.raised(settings.k_bits, settings.kv_policy)) is not None:
         warn(raised)
     max_tokens = settings.max_tokens
     if options["overflow"] == "error":

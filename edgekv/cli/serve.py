@@ -13,7 +13,6 @@ from edgekv.cli.options import (
     draw_options,
     make_policy,
     model_option,
-    raised_keys,
 )
 from edgekv.cli.output import amount
 from edgekv.config import Config
@@ -108,7 +107,7 @@ def _served(settings: Config, shape: ModelShape, options: dict[str, Any]) -> Set
     policy = make_policy(settings, shape, Prompt(()), False, share)
     if budget is None:
         budget = running * policy.with_pinned(PINNED_ROOM).nbytes
-    if (told := raised_keys(settings, shape)) is not None:
+    if (told := shape.raised(settings.k_bits, settings.kv_policy)) is not None:
         click.echo(f"edgekv: {told}", err=True)
     if policy.nbytes > budget:
         raise DoesNotFit(

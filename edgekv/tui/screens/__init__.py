@@ -1,0 +1,1 @@
+"""One screen a task: the chat, and what opens above it."""

@@ -1,0 +1,1 @@
+"""The parts of the screen: each takes data and posts messages up."""
