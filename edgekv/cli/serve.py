@@ -137,7 +137,7 @@ def _names(model: str) -> tuple[str, frozenset[str]]:
 
 def _announce(served: Settings, host: str, port: int) -> None:
     name = f"[{host}]" if ":" in host else host
-    most = amount(served.kv_budget or 0)
+    most = amount(served.kv_budget)
     click.echo(
         f"{served.name} on http://{name}:{port}/v1: {served.running} requests at a time, "
         f"a window of {served.policy.window:,} tokens each, at most {most} of KV in all",

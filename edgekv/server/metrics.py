@@ -42,7 +42,7 @@ class Metrics:
             self._first[bisect_left(BUCKETS, generation.first_s)] += 1
             self._first_sum += generation.first_s
 
-    def text(self, load: Load, in_flight: int, budget: int | None) -> str:
+    def text(self, load: Load, in_flight: int, budget: int) -> str:
         """Prometheus' exposition format, version 0.0.4."""
         lines = list(self._statuses_lines())
         lines += _metric("answers_total", "counter", "Answers by how they ended.", ())
@@ -63,7 +63,7 @@ class Metrics:
             "requests_running": ("Replies under way.", load.running),
             "requests_waiting": ("Requests in the queue.", load.waiting),
             "kv_bytes": ("Bytes of KV held by replies under way.", load.kv_bytes),
-            "kv_budget_bytes": ("Bytes of KV that all may have.", budget or 0),
+            "kv_budget_bytes": ("Bytes of KV that all may have.", budget),
         }
         for name, (text, value) in gauges.items():
             lines += _metric(name, "gauge", text, [("", value)])

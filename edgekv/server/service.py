@@ -34,7 +34,7 @@ class Settings:
 
     name: the model's, in answers; aliases: other names it is asked for by. policy: the cache of a
     request that asks for no other, and the most that one may ask for. queue: requests that may
-    wait beside those that run.
+    wait beside those that run. kv_budget: bytes of all together, to be shown.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Settings:
     pin_system: bool = True
     running: int = 4
     queue: int = 32
-    kv_budget: int | None = None
+    kv_budget: int = 0
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,8 @@ import threading
 import httpx
 import pytest
 
+from tests.server.conftest import serving
+
 pytestmark = [pytest.mark.model, pytest.mark.slow]
 
 
@@ -25,9 +27,15 @@ def number(page, element):
     return int(re.sub(r"\D", "", page.text_content(f"#{element}")) or 0)
 
 
+@pytest.fixture
+def served(engine):
+    with serving(engine, kv_budget=100_000_000) as served:
+        yield served
+
+
 def test_the_page_shows_moving_numbers(served, page):
     faults = []
-    page.on("pageerror", faults.append)
+    page.on("pageerror", lambda fault: faults.append(str(fault)))
     page.on(
         "request",
         lambda request: faults.append(request.url) if served.url not in request.url else None,
