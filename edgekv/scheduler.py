@@ -173,7 +173,7 @@ class Scheduler:
         written = time.perf_counter()
         if reading is not None and reading in self._running:
             self._together([reading], lambda _: self._read_on(reading, bool(newest)))
-            self._report_progress(reading)
+            self._guard(reading, partial(self._report_progress, reading))
             if newest:
                 self._pace.measure(written - begun, time.perf_counter() - written)
 
@@ -192,7 +192,7 @@ class Scheduler:
             self._waiting.remove(waiting)
             waiting[1].put(_never_begun(waiting[0]))
         for one in [one for one in self._running if one.reply.cancelled]:
-            self._finish(one, "cancelled")
+            self._guard(one, partial(self._finish, one, "cancelled"))
 
     def _admit(self) -> None:
         while self._waiting and len(self._running) < self.limits.running:
@@ -265,8 +265,6 @@ class Scheduler:
             self._finish(one, reason)
 
     def _report_progress(self, one: _Sequence) -> None:
-        if one not in self._running:
-            return
         one.tally.measure()
         self._reuse.keep(one.tracked)
         one.reply.put(Prefilled(one.cache.length, len(one.request.prompt)))
@@ -297,7 +295,8 @@ class Scheduler:
         self._end(one, finished)
 
     def _end(self, one: _Sequence, event: Finished | Exception) -> None:
-        self._running.remove(one)
+        if one in self._running:
+            self._running.remove(one)
         one.reply.put(event)
 
 

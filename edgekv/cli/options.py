@@ -2,17 +2,9 @@
 
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import click
-
-from edgekv.cache.bits import read_bits, with_bits
-from edgekv.cache.policy import CachePolicy, fit_window
-from edgekv.config import Config
-from edgekv.conversation import Prompt
-from edgekv.errors import InvalidValue
-from edgekv.models.shape import SAFE_BITS, ModelShape
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -105,34 +97,3 @@ session_options = chain(
 
 CACHE_SETTINGS = ("window", "n_sink", "kv_bits", "k_bits", "v_bits", "kv_policy")
 """Keys of the configuration that policy_options set."""
-
-
-def make_policy(
-    config: Config, shape: ModelShape, prompt: Prompt, pin: bool, budget: int | None
-) -> CachePolicy:
-    """The cache policy of a prompt under the user's settings.
-
-    Raises InvalidValue or DoesNotFit where the settings contradict each other or the model.
-    """
-    if budget is not None and config.window is not None:
-        raise InvalidValue("--kv-budget chooses the window: give it or --window, not both")
-    policy = shape.policy(config.window, config.n_sink, config.k_bits, config.v_bits)
-    if config.kv_policy is not None:
-        policy = with_bits(policy, read_bits(Path(config.kv_policy), shape.n_layers))
-    pinned = prompt.pinned(policy.n_sink) if pin else 0
-    policy = policy.with_pinned(pinned)
-    return policy if budget is None else fit_window(policy, budget, shape.longest_window)
-
-
-def raised_keys(config: Config, shape: ModelShape) -> str | None:
-    """What to tell a user whose model gets more bits for keys than asked for, else None.
-
-    A file of bits by layer is taken at its word.
-    """
-    if not shape.sensitive or config.k_bits >= SAFE_BITS or config.kv_policy is not None:
-        return None
-    layers = ", ".join(map(str, sorted(shape.sensitive)))
-    return (
-        f"keys of layer {layers} have a large constant part that {config.k_bits} bits would "
-        f"break: they are kept in {SAFE_BITS} bits"
-    )

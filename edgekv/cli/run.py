@@ -14,9 +14,7 @@ from edgekv.cache.policy import CachePolicy
 from edgekv.cli.interrupt import interrupting
 from edgekv.cli.options import (
     cache_options,
-    make_policy,
     model_option,
-    raised_keys,
     sampling_options,
     session_options,
 )
@@ -28,6 +26,7 @@ from edgekv.config import Config
 from edgekv.conversation import MAX_PROMPT, chat_prompt, checked, raw_prompt
 from edgekv.engine import Engine, Finished, Loaded, Notice, Prefilled, Reply, Request, Text
 from edgekv.errors import DoesNotFit, ExitCode, InvalidValue
+from edgekv.policies import make_policy
 from edgekv.sampling import Sampling
 from edgekv.sessions.recording import Recording
 from edgekv.stops import StopFilter
@@ -152,7 +151,7 @@ def _request(
             f"a window of {policy.window:,} is beyond the {loaded.shape.context:,} tokens "
             "this model was trained on"
         )
-    if (raised := raised_keys(settings, loaded.shape)) is not None:
+    if (raised := loaded.shape.raised(settings.k_bits, settings.kv_policy)) is not None:
         warn(raised)
     max_tokens = settings.max_tokens
     if options["overflow"] == "error":

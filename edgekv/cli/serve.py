@@ -11,9 +11,7 @@ from edgekv import catalog, config, download
 from edgekv.cli.options import (
     cache_options,
     draw_options,
-    make_policy,
     model_option,
-    raised_keys,
 )
 from edgekv.cli.output import amount
 from edgekv.cli.store import open_store
@@ -22,6 +20,7 @@ from edgekv.conversation import Prompt
 from edgekv.engine import Engine, Limits
 from edgekv.errors import DoesNotFit, InvalidValue
 from edgekv.models.shape import ModelShape
+from edgekv.policies import make_policy
 from edgekv.server.app import make_app
 from edgekv.server.listen import bind, listen
 from edgekv.server.security import Access
@@ -108,7 +107,7 @@ def _served(settings: Config, shape: ModelShape, options: dict[str, Any]) -> Set
     policy = make_policy(settings, shape, Prompt(()), False, share)
     if budget is None:
         budget = running * policy.with_pinned(PINNED_ROOM).nbytes
-    if (told := raised_keys(settings, shape)) is not None:
+    if (told := shape.raised(settings.k_bits, settings.kv_policy)) is not None:
         click.echo(f"edgekv: {told}", err=True)
     if policy.nbytes > budget:
         raise DoesNotFit(

@@ -26,6 +26,8 @@ from edgekv.server.sessions import delete_session, session, sessions
 
 log = logging.getLogger("edgekv.server")
 
+Endpoint = Callable[[Request], Awaitable[Response]]
+
 NOT_BUILT = (
     "/v1/embeddings",
     "/v1/moderations",
@@ -67,7 +69,6 @@ def make_app(service: Service, access: Access) -> ASGIApp:
             ApiError: _refused,
             HTTPException: _no_route,
             EdgekvError: _faulty,
-            Exception: _failed,
         },
     )
     app.router.redirect_slashes = False
@@ -75,8 +76,19 @@ def make_app(service: Service, access: Access) -> ASGIApp:
     return Gate(app, access, service.metrics.responded)
 
 
-def _route(path: str, endpoint: Callable[[Request], Awaitable[Response]], method: str) -> Route:
-    return Route(path, endpoint, methods=[method])
+def _route(path: str, endpoint: Endpoint, method: str) -> Route:
+    async def answered(request: Request) -> Response:
+        try:
+            return await endpoint(request)
+        except (ApiError, EdgekvError):
+            raise
+        except Exception:
+            # Not left to Starlette, which closes the connection behind its answer.
+            request_id = request.scope["request_id"]
+            log.exception("%s failed", request_id)
+            return await _refused(request, internal(request_id))
+
+    return Route(path, answered, methods=[method])
 
 
 async def _refused(request: Request, fault: Exception) -> Response:
@@ -102,12 +114,6 @@ async def _no_route(request: Request, fault: Exception) -> Response:
     else:
         refusal = not_found(f"there is no {path}", "route_not_found")
     return await _refused(request, refusal)
-
-
-async def _failed(request: Request, fault: Exception) -> Response:
-    request_id = request.scope["request_id"]
-    log.error("%s failed: %s", request_id, type(fault).__name__)
-    return await _refused(request, internal(request_id))
 
 
 async def not_built(request: Request) -> Response:

@@ -45,12 +45,16 @@ class _Server(uvicorn.Server):
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 takes a free one. Raises EdgekvError."""
+    """A listening socket; port 0 takes a free one. Raises EdgekvError.
+
+    Who connects before the server runs waits for it.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
+        listener.listen()
     except OSError as error:
         raise EdgekvError(
             f"cannot listen on {host}:{port}: {error.strerror or error}; choose another --port"

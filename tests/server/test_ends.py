@@ -42,7 +42,7 @@ def test_a_client_that_leaves_before_a_whole_answer_ends_the_reply(scripted):
 
 
 def test_a_client_that_leaves_in_the_queue_or_in_a_prompt_is_never_answered(served):
-    long = "word " * 20_000
+    long = "plum " * 6_000
     before = served.service.engine.load.completion_tokens
 
     def ask(seconds):

@@ -319,6 +319,9 @@ def test_an_engines_fault_is_500_with_an_id_and_no_traceback(scripted):
     error = check_error(response, 500, "internal")
     assert response.headers["x-request-id"] in error["message"]
     assert "secret" not in error["message"]
+    assert "connection" not in response.headers
+    for _ in range(3):
+        check_error(server.chat("hi"), 500, "internal")
 
 
 def test_a_fault_behind_the_first_event_is_an_event_and_never_a_reason(scripted):
