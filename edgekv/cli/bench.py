@@ -16,10 +16,11 @@ from edgekv.benchmark.contest import Contestant, Row, Task
 from edgekv.cache.policy import CachePolicy
 from edgekv.cli import machine
 from edgekv.cli.meter import Meter
-from edgekv.cli.options import CACHE_SETTINGS, make_policy, model_option, policy_options
+from edgekv.cli.options import CACHE_SETTINGS, model_option, policy_options
 from edgekv.cli.output import amount, write_facts, write_json, write_table
 from edgekv.cli.plan import local_subject
 from edgekv.conversation import Prompt
+from edgekv.policies import make_policy
 
 CONTEXTS = (512, 2048)
 ANSWER = 32

@@ -7,7 +7,12 @@ import click
 
 from edgekv import catalog, config
 from edgekv.cli import models
-from edgekv.cli.options import cache_options, model_option, sampling_options
+from edgekv.cli.options import (
+    cache_options,
+    model_option,
+    sampling_options,
+    session_options,
+)
 from edgekv.errors import InvalidValue
 from edgekv.stops import StopFilter
 from edgekv.tui.screens.models import ModelChoice
@@ -18,9 +23,7 @@ from edgekv.tui.settings import Settings
 @model_option
 @cache_options
 @sampling_options
-@click.option("--session", metavar="NAME", help="Open this session, made where there is none.")
-@click.option("-c", "--continue", "last", is_flag=True, help="Open the session used last.")
-@click.option("--no-persist", is_flag=True, help="Write nothing to disk.")
+@session_options
 @click.option("--plain", is_flag=True, help="Lines in and out: for screen readers and scripts.")
 def chat(**options: Any) -> None:  # noqa: ANN401
     """Chat in the terminal. Conversations are kept and can be resumed."""

@@ -1,5 +1,6 @@
 """`edgekv eval`: what a cache policy does to a model, measured on its own forward path."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from edgekv.evaluation.checkpoint import key
 from edgekv.evaluation.divergence import Divergence, compare, each, reference_policy
 from edgekv.evaluation.needle import Found, search
 from edgekv.evaluation.walk import Numbers
+from edgekv.quality import record_kld
 
 
 @click.group(name="eval", no_args_is_help=True)
@@ -81,6 +83,10 @@ def kld(file: Path | None, **options: Any) -> int:  # noqa: ANN401
         tokens = bench.text(file, options["tokens"])
         policies = [reference_policy(bench.policy, len(tokens)), bench.policy]
         found = Divergence(bench.walk("kld", tokens, policies, compare))
+        pairs = {(layer.k_bits, layer.v_bits) for layer in bench.policy.layers}
+        if len(pairs) == 1:
+            with suppress(OSError):  # the chat shows it where it can be kept
+                record_kld(bench.name, pairs.pop(), found.mean)
         return bench.report(**kld_report(found))
 
     return on_bench(options, measure)

@@ -13,7 +13,7 @@ from edgekv.cache.policy import CachePolicy
 from edgekv.cache.rope import Rope
 from edgekv.cli.interrupt import interrupting
 from edgekv.cli.meter import Meter
-from edgekv.cli.options import CACHE_SETTINGS, make_policy
+from edgekv.cli.options import CACHE_SETTINGS
 from edgekv.cli.output import write_facts, write_json, write_table
 from edgekv.conversation import Prompt
 from edgekv.engine import Engine
@@ -22,6 +22,7 @@ from edgekv.evaluation.checkpoint import Checkpoint, key
 from edgekv.evaluation.walk import Numbers, Score, Watch, walk_on
 from edgekv.generate import Cancelled
 from edgekv.models.layers import Decoder
+from edgekv.policies import make_policy
 from edgekv.tokenizer import Tokenizer
 
 T = TypeVar("T")

@@ -6,12 +6,6 @@ from typing import Any
 
 import click
 
-from edgekv.cache.policy import CachePolicy, fit_window
-from edgekv.config import Config
-from edgekv.conversation import Prompt
-from edgekv.errors import InvalidValue
-from edgekv.models.shape import ModelShape
-
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 _UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "ki": 1024, "mi": 1024**2, "gi": 1024**3}
@@ -103,20 +97,3 @@ session_options = chain(
 
 CACHE_SETTINGS = ("window", "n_sink", "kv_bits", "k_bits", "v_bits", "kv_policy")
 """Keys of the configuration that policy_options set."""
-
-
-def make_policy(
-    config: Config, shape: ModelShape, prompt: Prompt, pin: bool, budget: int | None
-) -> CachePolicy:
-    """The cache policy of a prompt under the user's settings.
-
-    Raises InvalidValue or DoesNotFit where the settings contradict each other or the model.
-    """
-    if budget is not None and config.window is not None:
-        raise InvalidValue("--kv-budget chooses the window: give it or --window, not both")
-    policy = shape.policy(
-        config.window, config.n_sink, config.k_bits, config.v_bits, kv_policy=config.kv_policy
-    )
-    pinned = prompt.pinned(policy.n_sink) if pin else 0
-    policy = policy.with_pinned(pinned)
-    return policy if budget is None else fit_window(policy, budget, shape.longest_window)

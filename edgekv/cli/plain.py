@@ -1,19 +1,19 @@
 """The chat as lines: no screen is drawn, so that a screen reader or a script can follow."""
 
 import contextlib
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType
 from typing import TYPE_CHECKING
 
 import click
 
 from edgekv import catalog, config, download
+from edgekv.cli.interrupt import interrupting
+from edgekv.cli.store import open_store
 from edgekv.conversation import checked
 from edgekv.errors import EdgekvError, InvalidValue
-from edgekv.sessions import Message, SessionNotFound, Store
+from edgekv.sessions import Message, SessionNotFound
 from edgekv.tui.chat import Chat
 from edgekv.tui.inbox import Inbox
 from edgekv.tui.printable import printable, typed
@@ -40,7 +40,7 @@ class PlainChat:
     def __init__(self, settings: Settings, session: str | None, last: bool, persist: bool) -> None:
         self._base = settings
         self._persist = persist
-        self._store = Store() if persist else None
+        self._store = open_store() if persist else None
         self._model: Model
         self._chat = self._first(session, last)
         self._commands: dict[str, Callable[[str], None]] = {
@@ -102,14 +102,16 @@ class PlainChat:
         session = chat.session.id if chat.session and chat.persisted else None
         asked = self._model.ask(said, settings, start, session)
         inbox = _Lines(chat, start, begun is not None)
-        with _interrupt(asked.reply.cancel):
+        with interrupting(asked.reply.cancel):
             follow(asked.reply, inbox)
         news = inbox.take()
         click.echo()
         for text in (*news.notices, *self._model.notices()):
             _say(text)
         if inbox.text:
-            chat.end(inbox.text, (), news.finished.reason if news.finished else None)
+            done = news.finished
+            tokens = done.tokens if done and begun is None else ()
+            chat.end(inbox.text, tokens, done.reason if done else None)
         if news.error is not None:
             raise news.error
         if news.finished is not None:
@@ -222,18 +224,6 @@ def _prompts() -> Iterator[str]:
         lines.clear()
     if lines:
         yield "\n".join(lines)
-
-
-@contextmanager
-def _interrupt(stop: Callable[[], None]) -> Iterator[None]:
-    def interrupted(number: int, frame: FrameType | None) -> None:
-        stop()
-
-    before = signal.signal(signal.SIGINT, interrupted)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager

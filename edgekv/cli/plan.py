@@ -12,13 +12,14 @@ from edgekv.cache.policy import CachePolicy
 from edgekv.catalog import ModelEntry
 from edgekv.cli import machine
 from edgekv.cli.models import entry_shape
-from edgekv.cli.options import CACHE_SETTINGS, make_policy, policy_options
+from edgekv.cli.options import CACHE_SETTINGS, policy_options
 from edgekv.cli.output import amount, bold, write_facts, write_json, write_table
 from edgekv.conversation import Prompt
 from edgekv.errors import ModelNotFound
 from edgekv.hardware import GB_PER_S, predict
 from edgekv.models.memory import loaded_nbytes
 from edgekv.plan import Subject
+from edgekv.policies import make_policy
 
 
 @click.command(name="plan")

@@ -14,18 +14,19 @@ from edgekv.cache.policy import CachePolicy
 from edgekv.cli.interrupt import interrupting
 from edgekv.cli.options import (
     cache_options,
-    make_policy,
     model_option,
     sampling_options,
     session_options,
 )
 from edgekv.cli.output import amount, write_json
 from edgekv.cli.show import Plain, Rendered, Silent, Writer
-from edgekv.cli.stored import Stored, stored, warn
+from edgekv.cli.store import warn
+from edgekv.cli.stored import Stored, stored
 from edgekv.config import Config
 from edgekv.conversation import MAX_PROMPT, chat_prompt, checked, raw_prompt
 from edgekv.engine import Engine, Finished, Loaded, Notice, Prefilled, Reply, Request, Text
 from edgekv.errors import DoesNotFit, ExitCode, InvalidValue
+from edgekv.policies import make_policy
 from edgekv.sampling import Sampling
 from edgekv.sessions.recording import Recording
 from edgekv.stops import StopFilter

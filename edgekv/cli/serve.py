@@ -11,20 +11,20 @@ from edgekv import catalog, config, download
 from edgekv.cli.options import (
     cache_options,
     draw_options,
-    make_policy,
     model_option,
 )
 from edgekv.cli.output import amount
+from edgekv.cli.store import open_store
 from edgekv.config import Config
 from edgekv.conversation import Prompt
 from edgekv.engine import Engine, Limits
 from edgekv.errors import DoesNotFit, InvalidValue
 from edgekv.models.shape import ModelShape
+from edgekv.policies import make_policy
 from edgekv.server.app import make_app
 from edgekv.server.listen import bind, listen
 from edgekv.server.security import Access
 from edgekv.server.service import Service, Settings
-from edgekv.sessions import Store
 
 _SETTINGS = tuple(key for key in config.RULES if key != "system")
 PINNED_ROOM = 1024
@@ -60,7 +60,7 @@ def serve(**options: Any) -> None:  # noqa: ANN401
     access = _access(options)
     with bind(options["host"], options["port"]) as listener:
         path = download.locate(catalog.resolve(settings.model), progress=download.for_stderr())
-        with Store() as store, Engine(path, store) as engine:
+        with open_store() as store, Engine(path, store) as engine:
             served = _served(settings, engine.loaded.shape, options)
             engine.limit(Limits(served.running, served.kv_budget))
             service = Service(engine, served, store)

@@ -14,6 +14,7 @@ from textual.screen import Screen
 
 from edgekv import catalog, config, download
 from edgekv.errors import EdgekvError
+from edgekv.quality import measured_kld
 from edgekv.sessions import Session, SessionNotFound, Store
 from edgekv.tui.chat import Chat, Say
 from edgekv.tui.commands import COMMANDS
@@ -172,7 +173,7 @@ class ChatApp(App[None]):
 
     def quality(self, name: str) -> Quality:
         """What `edgekv eval` has measured for a model."""
-        return {}
+        return measured_kld(name)
 
     # Conversations
 

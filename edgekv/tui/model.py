@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from edgekv.cache.policy import CachePolicy
-from edgekv.conversation import Prompt, chat_prompt
+from edgekv.conversation import Prompt, chat_prompt, joined
 from edgekv.engine import Engine, Finished, Loaded, Notice, Prefilled, Reply, Request, Text
 from edgekv.models.shape import ModelShape
 from edgekv.sampling import Sampling
@@ -119,8 +119,8 @@ class Model:
         self._engine.close()
 
     def _prompt(self, messages: Sequence[Message], settings: Settings) -> Prompt:
-        said = [{"role": each.role, "content": each.content} for each in messages]
-        if settings.config.system:
+        said = joined([{"role": each.role, "content": each.content} for each in messages])
+        if settings.config.system and said[0]["role"] != "system":
             said.insert(0, {"role": "system", "content": settings.config.system})
         values: dict[str, Any] = (
             {} if settings.think is None else {"enable_thinking": settings.think}

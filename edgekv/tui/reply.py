@@ -61,6 +61,7 @@ class ReplyRun:
         self._stage = stage
         self._settings = settings
         self._text = begun.content if begun else ""
+        self._whole = begun is None
         self._message = begun
         self._view: ReplyMessage | None = None
         self._asked: Asked | None = None
@@ -108,7 +109,7 @@ class ReplyRun:
         return None
 
     async def _go_on_with_the_answer(self, model: "Model") -> "Finished | None":
-        self.answer_now = False
+        self.answer_now = self._whole = False
         await self._write(END_THOUGHT)
         return await self._ask(model)
 
@@ -187,7 +188,9 @@ class ReplyRun:
         if self._message is None or self._view is None:
             return Outcome(None, finished)
         reason = finished.reason if finished else "cancelled"
-        message = self._stage.chat.end(self._text, (), reason)
+        # The ids of a reply that was gone on with are not known from its beginning.
+        tokens = finished.tokens if finished and self._whole else ()
+        message = self._stage.chat.end(self._text, tokens, reason)
         self._view.finish(message, took(finished) if finished else "")
         return Outcome(message, finished)
 

@@ -5,15 +5,16 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from edgekv import config
-from edgekv.cache.policy import CachePolicy, fit_window
+from edgekv.cache.policy import CachePolicy
 from edgekv.config import Config
 from edgekv.errors import DoesNotFit, InvalidValue
 from edgekv.models.shape import ModelShape
+from edgekv.policies import make_policy
 
 if TYPE_CHECKING:
     from edgekv.conversation import Prompt
 
-MEMORY = ("window", "n_sink", "k_bits", "v_bits")
+MEMORY = ("window", "n_sink", "k_bits", "v_bits", "kv_policy")
 SAMPLING = ("temp", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "max_tokens")
 
 
@@ -73,12 +74,8 @@ class Settings:
 
     def policy(self, shape: ModelShape, prompt: "Prompt") -> CachePolicy:
         """The cache policy of a prompt. Raises InvalidValue or DoesNotFit."""
-        c = self.config
-        policy = shape.policy(c.window, c.n_sink, c.k_bits, c.v_bits, kv_policy=c.kv_policy)
-        policy = policy.with_pinned(prompt.pinned(policy.n_sink) if self.pin_system else 0)
-        if self.budget is None or c.window is not None:
-            return policy
-        return fit_window(policy, self.budget, shape.longest_window)
+        budget = self.budget if self.config.window is None else None
+        return make_policy(self.config, shape, prompt, self.pin_system, budget)
 
     def longest(self, policy: CachePolicy, prompt_tokens: int) -> int:
         """Tokens a reply may have; fewer where the window must not roll. Raises DoesNotFit."""

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from edgekv.config import Config
 from edgekv.errors import DoesNotFit, InvalidValue
+from edgekv.quality import measured_kld, record_kld
 from edgekv.tui.commands import COMMANDS, LOCAL_KEYS, bindings, help_text
 from edgekv.tui.figures import age, size, thousands
 from edgekv.tui.occupancy import Occupancy
@@ -84,6 +85,16 @@ def test_a_preview_shows_measured_quality():
     quality = {(4, 4): 0.0042, (3, 3): 0.02}
     found = preview(SHAPE.policy(256), SHAPE.policy(256, 4, 3, 3), 10, quality=quality)
     assert ("KL to fp16", "0.0042 nats", "0.0200 nats") in found.rows
+
+
+def test_measured_quality_is_kept_and_damage_is_as_if_not_measured(home):
+    record_kld("m", (4, 4), 0.0042)
+    record_kld("m", (3, 3), 0.02)
+    assert measured_kld("m") == {(4, 4): 0.0042, (3, 3): 0.02}
+    assert measured_kld("other") == {}
+    for content in ("[1]", "{", '{"m": 3}', '{"m": {"4": 1, "x,y": 2}}'):
+        (home / "data" / "quality.json").write_text(content)
+        assert measured_kld("m") == {}
 
 
 @given(st.text(alphabet="<>/think ab\n", max_size=60), st.data())

@@ -18,7 +18,7 @@ async def test_the_list_shows_title_model_age_and_size_and_resumes_in_place(mode
     stored(4, "holiday plans")
     async with running(model) as chat:
         await open_list(chat, "holiday plans")
-        assert "now · 4 messages" in chat.shown()
+        assert "now · 4 messages · cold" in chat.shown()
         await chat.press("enter")
         await chat.until(lambda: "message 3" in chat.shown(), "resumed")
         await chat.ask("and on")
@@ -185,12 +185,22 @@ async def test_a_full_disk_is_said_once_and_the_chat_goes_on(model, monkeypatch)
 
 @ui
 async def test_a_store_that_cannot_be_opened_leaves_a_chat_that_works(model, home):
-    (home / "data").mkdir(parents=True)
-    (home / "data" / "edgekv.db").write_bytes(b"this is no database" * 100)
+    (home / "data" / "edgekv.db").mkdir(parents=True)
     async with running(model) as chat:
         assert "nothing is kept" in chat.banner
         await chat.ask("hello")
         assert chat.messages[-1] == ("assistant", "An answer.")
+
+
+@ui
+async def test_a_damaged_store_is_set_aside_and_that_is_said(model, home):
+    (home / "data").mkdir(parents=True)
+    (home / "data" / "edgekv.db").write_bytes(b"this is no database" * 100)
+    async with running(model) as chat:
+        assert "set aside" in chat.banner
+        await chat.ask("hello")
+    with Store(home / "data") as store:
+        assert store.last().n_messages == 2
 
 
 @ui

@@ -15,7 +15,7 @@ from textual.widgets.option_list import Option
 
 from edgekv.errors import EdgekvError
 from edgekv.sessions import Hit, Session, Store
-from edgekv.tui.figures import age
+from edgekv.tui.figures import age, size
 from edgekv.tui.printable import one_line
 from edgekv.tui.screens.ask import AskText
 
@@ -56,6 +56,7 @@ class SessionsScreen(ModalScreen[Choice | None]):
         self._trash = False
         self._choices: list[Choice] = []
         self._deleted: list[str] = []
+        self._kv_bytes: dict[str, int] = {}
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="page"):
@@ -96,7 +97,7 @@ class SessionsScreen(ModalScreen[Choice | None]):
             return
         self._choices = [Choice(session) for session in sessions]
         self._choices += [Choice(hit.session, hit.position, words) for hit in hits]
-        options = [_option(session, self._current) for session in sessions]
+        options = [self._option(session) for session in sessions]
         options += [_hit(hit) for hit in hits]
         box = self.query_one(OptionList)
         box.clear_options()
@@ -109,8 +110,25 @@ class SessionsScreen(ModalScreen[Choice | None]):
         sessions = self._store.sessions(deleted=self._trash)
         wanted = words.casefold()
         named = [session for session in sessions if wanted in session.name.casefold()]
+        self._kv_bytes = self._store.kv_bytes()
         hits = self._store.search(words, HITS) if words and not self._trash else []
         return named, hits
+
+    def _option(self, session: Session) -> Content:
+        """Title, then what is known of it; warm is one whose KV does not have to be read again."""
+        kv = self._kv_bytes.get(session.id, 0)
+        facts = [
+            session.model.rpartition("/")[2],
+            age(time.time() - session.updated),
+            f"{session.n_messages:,} messages",
+            f"warm, {size(kv)} of KV" if kv else "cold",
+            "draft" if session.draft.strip() else "",
+            "open" if session.id == self._current else "",
+        ]
+        detail = " · ".join(fact for fact in facts if fact)
+        return Content.assemble(
+            (one_line(session.name), "bold"), "\n", (one_line(detail), "$foreground 60%")
+        )
 
     def _say(self, text: str) -> None:
         keys = "Enter restores" if self._trash else "Enter opens · F2 renames · Del deletes"
@@ -167,20 +185,6 @@ class SessionsScreen(ModalScreen[Choice | None]):
             self._say(str(error))
             return
         self._look(self.query_one(OptionList).highlighted)
-
-
-def _option(session: Session, current: str | None) -> Content:
-    facts = [
-        session.model,
-        age(time.time() - session.updated),
-        f"{session.n_messages:,} messages",
-        "draft" if session.draft.strip() else "",
-        "open" if session.id == current else "",
-    ]
-    detail = " · ".join(fact for fact in facts if fact)
-    return Content.assemble(
-        (one_line(session.name), "bold"), "\n", (one_line(detail), "$foreground 60%")
-    )
 
 
 def _hit(hit: Hit) -> Content:
