@@ -1,23 +1,24 @@
-"""Divergence from fp16 of several ways to store a KV cache, on one text, side by side.
+"""Divergence from fp16 of several ways to store a KV cache, on one text.
 
-python benchmarks/layouts.py MODEL --file TEXT [--tokens 2048] bits    > bits.json
-python benchmarks/layouts.py MODEL --file TEXT [--tokens 2048] layouts > layouts.json
+python benchmarks/layouts.py MODEL bits    --file TEXT [--tokens 2048] > bits.json
+python benchmarks/layouts.py MODEL like    --file TEXT [--tokens 2048] > like.json
+python benchmarks/layouts.py MODEL shipped --file TEXT [--tokens 2048] > shipped.json
 
-`bits` is edgekv's own layout in several bits. `layouts` is four bits in edgekv's layout, in
-mlx-lm's (keys and values per token, groups of 64) as mlx-lm ships it, everything quantized, by its
-own cache and its own model on the same weights, and like for like: keys per token, plain or after
-a Hadamard transform, in edgekv's cache with its fp16 sinks and recent tokens.
+`bits` is edgekv's own layout in several bits. The others are mlx-lm's layout in four bits (keys
+and values per token, groups of 64): `like` in edgekv's cache with its fp16 sinks and recent tokens,
+keys plain or after a Hadamard transform; `shipped` by mlx-lm's own cache and model on the same
+weights, where everything is quantized. `bits` and `like` go on where they were interrupted.
 """
 
 import argparse
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
+from kept import arguments, walked
 
 from edgekv import blas
 from edgekv.benchmark.mlx_lm import load as load_theirs
@@ -25,18 +26,16 @@ from edgekv.cache import prefill
 from edgekv.cache.policy import CachePolicy, LayerPolicy
 from edgekv.cache.sequence import SequenceCache
 from edgekv.cli.evaluate import kld_report
-from edgekv.cli.meter import Meter
-from edgekv.evaluation.divergence import COLUMNS, Divergence, compare, reference_policy
-from edgekv.generate import PREFILL_CHUNK, chunks, forward
-from edgekv.loading import Checkpoint, open_checkpoint
+from edgekv.evaluation.divergence import Divergence, compare, each, reference_policy
+from edgekv.evaluation.walk import Numbers
+from edgekv.generate import chunks, forward
+from edgekv.loading import open_checkpoint
 from edgekv.metal.packed import Blocks, expand, quantize
 from edgekv.models.load import build
 from edgekv.models.rope import make_rope
 from edgekv.models.shape import ModelShape
 
 BITS = ((16, 16), (8, 8), (8, 4), (4, 4), (4, 2), (3, 3), (2, 2))
-Hidden = Callable[[mx.array], mx.array]
-"""Tokens (n,) taken into a cache → their hidden states (n, hidden_size)."""
 
 
 @dataclass(frozen=True)
@@ -64,69 +63,55 @@ def per_token(policy: CachePolicy, hadamard: bool) -> CachePolicy:
     return CachePolicy(policy.window, tuple(layers), policy.n_sink)
 
 
-def shipped(checkpoint: Checkpoint) -> Hidden:
-    """mlx-lm's own model over its own four-bit cache."""
+def in_our_cache(args: argparse.Namespace) -> dict[str, Divergence]:
+    names = [f"K{k}V{v}" for k, v in BITS]
+    if args.what == "like":
+        names = ["per token, like for like", "Hadamard, per token, like for like"]
+
+    def policies(shape: ModelShape) -> Sequence[CachePolicy]:
+        four = shape.policy(args.tokens)
+        several = [per_token(four, hadamard) for hadamard in (False, True)]
+        if args.what == "bits":
+            several = [shape.policy(args.tokens, 4, k, v) for k, v in BITS]
+        return [reference_policy(four, args.tokens), *several]
+
+    return dict(zip(names, each(walked(args, policies, compare)), strict=True))
+
+
+def shipped(args: argparse.Namespace) -> Numbers:
+    """mlx-lm's own model over its own four-bit cache, against ours over sixteen bits."""
     from mlx_lm.models.cache import QuantizedKVCache
 
-    model = load_theirs(checkpoint, dense=True)
-    caches = [QuantizedKVCache(group_size=64, bits=4) for _ in model.layers]
-
-    def hidden(tokens: mx.array) -> mx.array:
-        found: mx.array = model.model(tokens[None], caches)[0]
-        mx.eval(found)
-        return found
-
-    return hidden
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("model", type=Path)
-    parser.add_argument("what", choices=("bits", "layouts"))
-    parser.add_argument("--file", type=Path, required=True)
-    parser.add_argument("--tokens", type=int, default=2048)
-    args = parser.parse_args()
     blas.install()
     checkpoint = open_checkpoint(args.model)
     shape = ModelShape.from_config(checkpoint.config)
-    rope = make_rope(checkpoint.config, shape.head_dim)
+    theirs = load_theirs(checkpoint, dense=True)
+    caches = [QuantizedKVCache(group_size=64, bits=4) for _ in theirs.layers]
     text = args.file.read_text("utf-8")
     tokens = checkpoint.tokenizer.encode(text, add_special=True)[: args.tokens]
-    ways: dict[str, Hidden] = {}
-    if args.what == "layouts":
-        ways["mlx-lm, as shipped"] = shipped(checkpoint)
     model = build(checkpoint.config, checkpoint.weights)
-
-    def over(policy: CachePolicy) -> Hidden:
-        cache = SequenceCache(policy, rope)
-
-        def hidden(tokens: mx.array) -> mx.array:
-            found = forward(model, cache, tokens)
-            mx.eval(found, *cache.arrays())
-            return found
-
-        return hidden
-
-    four = shape.policy(len(tokens))
-    if args.what == "bits":
-        ways |= {f"K{k}V{v}": over(shape.policy(len(tokens), 4, k, v)) for k, v in BITS}
-    else:
-        ways["edgekv"] = over(four)
-        ways["per token, like for like"] = over(per_token(four, hadamard=False))
-        ways["Hadamard, per token, like for like"] = over(per_token(four, hadamard=True))
+    policy = reference_policy(shape.policy(args.tokens), args.tokens)
+    cache = SequenceCache(policy, make_rope(checkpoint.config, shape.head_dim))
     score, numbers, done = compare(model), [], 0
-    reference, meter = over(reference_policy(four, len(tokens))), Meter(args.what)
-    for n in chunks(0, len(tokens), four.n_sink, PREFILL_CHUNK):
+    for n in chunks(0, len(tokens), policy.n_sink):
         given = mx.array(tokens[done : done + n])
         wanted = mx.array(tokens[done + 1 : done + n + 1])
-        states = [hidden(given)[: wanted.size] for hidden in (reference, *ways.values())]
-        numbers.append(score(states, wanted))
+        both = [forward(model, cache, given), theirs.model(given[None], caches)[0]]
+        mx.eval(both, *cache.arrays())
+        numbers.append(score([states[: wanted.size] for states in both], wanted))
         done += n
-        meter.told(done, len(tokens))
-    columns = np.concatenate(numbers)
-    parts = (columns[:, at : at + COLUMNS] for at in range(0, columns.shape[1], COLUMNS))
-    found = zip(ways, parts, strict=True)
-    json.dump({name: kld_report(Divergence(part)) for name, part in found}, sys.stdout, indent=1)
+    return np.concatenate(numbers)
+
+
+def main() -> None:
+    parser = arguments(__doc__, 2048)
+    parser.add_argument("what", choices=("bits", "like", "shipped"))
+    args = parser.parse_args()
+    if args.what == "shipped":
+        found = {"mlx-lm, as shipped": Divergence(shipped(args))}
+    else:
+        found = in_our_cache(args)
+    json.dump({name: kld_report(one) for name, one in found.items()}, sys.stdout, indent=1)
 
 
 if __name__ == "__main__":

@@ -9,9 +9,10 @@ from edgekv.errors import InvalidValue, UnsupportedModel
 from edgekv.metal.tile import BLOCK
 
 if TYPE_CHECKING:
+    from edgekv.template import ChatTemplate
     from edgekv.tokenizer import Tokenizer
 
-Message = Mapping[str, str]
+Message = Mapping[str, Any]
 
 MAX_PROMPT = 512 * 1024
 """Characters of one prompt at the most: beyond it a reply would take minutes to begin."""
@@ -49,41 +50,46 @@ def raw_prompt(tokenizer: "Tokenizer", text: str) -> Prompt:
 def chat_prompt(
     tokenizer: "Tokenizer",
     messages: Sequence[Message],
-    **values: Any,  # noqa: ANN401 - whatever a template knows
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    **options: Any,  # noqa: ANN401 - whatever a template knows
 ) -> Prompt:
     """Messages through the model's template, up to where its reply begins.
 
-    values: what a template may know besides, e.g. `enable_thinking`.
-    Raises UnsupportedModel for a model without a template, TemplateError where it refuses.
+    options: what the template knows besides, e.g. `enable_thinking`. Raises UnsupportedModel for
+    a model without a template, TemplateError where it refuses.
     """
-    tokens = _render(tokenizer, messages, values)
-    if messages[0]["role"] != "system":
+
+    def rendered(messages: Sequence[Message]) -> tuple[int, ...]:
+        text = _template(tokenizer).render(messages, tools=tools, **options)
+        return tuple(tokenizer.encode(text, add_special=True))
+
+    tokens = rendered(messages)
+    if messages[0]["role"] != "system" or len(messages) == 1:
         return Prompt(tokens)
     # What does not change with the user's words is the system message, whatever the template.
     other = "~" if not messages[1]["content"].startswith("~") else "-"
-    changed = _render(tokenizer, [messages[0], {"role": "user", "content": other}], values)
+    changed = rendered([messages[0], {"role": "user", "content": other}])
     pairs = zip(tokens, changed, strict=False)
     return Prompt(tokens, sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)))
 
 
-def joined(messages: Sequence[Message]) -> list[dict[str, str]]:
+def joined(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Messages with neighbours of the same role made one, as templates want: a question that was
-    never answered stands with the next."""
-    turns: list[dict[str, str]] = []
+    never answered stands with the next. Calls of tools and their results stay apart."""
+    turns: list[dict[str, Any]] = []
     for message in messages:
-        if turns and turns[-1]["role"] == message["role"]:
-            turns[-1]["content"] += "\n\n" + message["content"]
+        plain = message["role"] != "tool" and "tool_calls" not in message
+        before = turns[-1] if turns else {}
+        if plain and before.get("role") == message["role"] and "tool_calls" not in before:
+            before["content"] += "\n\n" + message["content"]
         else:
             turns.append(dict(message))
     return turns
 
 
-def _render(
-    tokenizer: "Tokenizer", messages: Sequence[Message], values: Mapping[str, Any]
-) -> tuple[int, ...]:
-    template = tokenizer.chat_template
-    if template is None:
+def _template(tokenizer: "Tokenizer") -> "ChatTemplate":
+    if tokenizer.chat_template is None:
         raise UnsupportedModel(
             "this model has no chat template: it completes text, so use --raw, or an instruct model"
         )
-    return tuple(tokenizer.encode(template.render(messages, **values), add_special=True))
+    return tokenizer.chat_template

@@ -4,7 +4,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 import mlx.core as mx
 
+from edgekv.cache.batch import BatchStep, HostBatchStep
 from edgekv.cache.host import HostStep
+from edgekv.cache.policy import CachePolicy
 from edgekv.cache.sequence import SequenceCache
 from edgekv.cache.step import make_step, takes_one
 from edgekv.metal.tile import BLOCK
@@ -29,6 +31,19 @@ def forward(model: Decoder, cache: SequenceCache, tokens: mx.array) -> mx.array:
     return model(tokens, make_step(cache, tokens.shape[0]))
 
 
+def forward_each(
+    model: Decoder, caches: Sequence[SequenceCache], tokens: Sequence[mx.array]
+) -> mx.array:
+    """Take one token (1,) into each of several sequences; returns their (n, hidden_size)."""
+    if len(caches) == 1:
+        return forward(model, caches[0], tokens[0])
+    rows = mx.concatenate(list(tokens))
+    if model.host is not None and all(takes_one(cache, 1) for cache in caches):
+        step = HostBatchStep([HostStep(cache) for cache in caches])
+        return model.host(rows, step)
+    return model(rows, BatchStep([make_step(cache, 1) for cache in caches]))
+
+
 def chunks(start: int, n: int, n_sink: int, size: int = PREFILL_CHUNK) -> Iterator[int]:
     """Sizes of the pieces of n tokens behind `start`, cut where the grid is cut."""
     assert size % BLOCK == 0
@@ -37,6 +52,12 @@ def chunks(start: int, n: int, n_sink: int, size: int = PREFILL_CHUNK) -> Iterat
         cut = n_sink + (max(0, start - n_sink) // size + 1) * size
         yield min(cut, end) - start
         start = min(cut, end)
+
+
+def longest_chunk(policy: CachePolicy) -> int:
+    """Tokens to compute at once: no more blocks are closed than the ring holds, so that the caller
+    can keep each of them."""
+    return min(PREFILL_CHUNK, max(1, policy.ring_blocks) * BLOCK)
 
 
 def prefill(
@@ -48,13 +69,11 @@ def prefill(
 ) -> mx.array:
     """Take a prompt into a sequence; returns the scores (vocab_size,) behind its last token.
 
-    Each chunk is computed before the next is built, so the peak does not grow with the prompt. No
-    chunk closes more blocks than the ring holds, so that the caller can keep each of them.
+    Each chunk is computed before the next is built, so the peak does not grow with the prompt.
     Raises Cancelled, with whole chunks taken in, when asked to stop.
     """
     done = 0
-    longest = min(PREFILL_CHUNK, max(1, cache.policy.ring_blocks) * BLOCK)
-    for size in chunks(cache.length, len(tokens), cache.policy.n_sink, longest):
+    for size in chunks(cache.length, len(tokens), cache.policy.n_sink, longest_chunk(cache.policy)):
         if cancelled():
             raise Cancelled
         hidden = forward(model, cache, mx.array(list(tokens[done : done + size])))

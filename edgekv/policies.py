@@ -1,8 +1,5 @@
 """The cache policy that a user's settings come to, for a model and a prompt."""
 
-from pathlib import Path
-
-from edgekv.cache.bits import read_bits, with_bits
 from edgekv.cache.policy import CachePolicy, fit_window
 from edgekv.config import Config
 from edgekv.conversation import Prompt
@@ -19,9 +16,9 @@ def make_policy(
     """
     if budget is not None and config.window is not None:
         raise InvalidValue("--kv-budget chooses the window: give it or --window, not both")
-    policy = shape.policy(config.window, config.n_sink, config.k_bits, config.v_bits)
-    if config.kv_policy is not None:
-        policy = with_bits(policy, read_bits(Path(config.kv_policy), shape.n_layers))
+    policy = shape.policy(
+        config.window, config.n_sink, config.k_bits, config.v_bits, kv_policy=config.kv_policy
+    )
     pinned = prompt.pinned(policy.n_sink) if pin else 0
     policy = policy.with_pinned(pinned)
     return policy if budget is None else fit_window(policy, budget, shape.longest_window)

@@ -4,6 +4,7 @@ import math
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import mlx.core as mx
 
@@ -18,6 +19,8 @@ class Sampling:
 
     temp 0 takes the best token; top_p, top_k and min_p cut the tempered distribution, in the
     order top_k, top_p, min_p; 0 (top_k, min_p) and 1 (top_p, repetition_penalty) are off.
+    repetition_penalty looks at the prompt and the reply, presence_penalty and frequency_penalty
+    at the reply alone. logit_bias: token ids, and what is added to their scores.
     """
 
     temp: float = 0.0
@@ -26,12 +29,17 @@ class Sampling:
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     seed: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
         _check("temp", self.temp, 0.0, 100.0)
         _check("top_p", self.top_p, 0.0, 1.0, above=True)
         _check("min_p", self.min_p, 0.0, 1.0)
         _check("repetition_penalty", self.repetition_penalty, 0.0, 100.0, above=True)
+        _check("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _check("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         if self.top_k < 0:
             raise InvalidValue(f"top_k must be 0 or more, got {self.top_k}")
         if self.seed is not None and not 0 <= self.seed < 2**64:
@@ -90,6 +98,32 @@ def _top_p(logits: mx.array, top_p: float) -> mx.array:
     return mx.where(logits < mx.minimum(smallest, ascending[-1]), -mx.inf, logits)
 
 
+class Adjustment(Protocol):
+    """A change of the scores (vocab_size,) that may depend on what was said."""
+
+    def observe(self, token: mx.array) -> None:
+        """A token (1,) that has been drawn, possibly not computed yet."""
+        ...
+
+    def __call__(self, logits: mx.array) -> mx.array: ...
+
+
+def make_adjustments(
+    sampling: Sampling, prompt: Sequence[int], vocab_size: int
+) -> list[Adjustment]:
+    """Those that a request asks for, in the order they are made."""
+    adjustments: list[Adjustment] = []
+    if sampling.repetition_penalty != 1:
+        adjustments.append(RepetitionPenalty(sampling.repetition_penalty, prompt, vocab_size))
+    if sampling.presence_penalty or sampling.frequency_penalty:
+        adjustments.append(
+            CountPenalty(sampling.presence_penalty, sampling.frequency_penalty, vocab_size)
+        )
+    if sampling.logit_bias:
+        adjustments.append(Bias(sampling.logit_bias, vocab_size))
+    return adjustments
+
+
 class RepetitionPenalty:
     """Scores of tokens already in the text divided (or multiplied, below zero) by a factor.
 
@@ -104,10 +138,42 @@ class RepetitionPenalty:
         self._seen = seen
 
     def observe(self, token: mx.array) -> None:
-        """A token (1,) that has been drawn, possibly not computed yet."""
         self._seen[token] = True
 
     def __call__(self, logits: mx.array) -> mx.array:
         factor = self._penalty
         penalized = mx.where(logits > 0, logits / factor, logits * factor)
         return mx.where(self._seen, penalized, logits)
+
+
+class CountPenalty:
+    """Scores of tokens already in the reply lowered: once for being there, and for each time.
+
+    Source: OpenAI, API reference, presence_penalty and frequency_penalty.
+    """
+
+    def __init__(self, presence: float, frequency: float, vocab_size: int) -> None:
+        self._presence, self._frequency = presence, frequency
+        self._counts = mx.zeros((vocab_size,))
+
+    def observe(self, token: mx.array) -> None:
+        self._counts = self._counts.at[token].add(1.0)
+
+    def __call__(self, logits: mx.array) -> mx.array:
+        seen = self._presence * (self._counts > 0)
+        return logits - seen - self._frequency * self._counts
+
+
+class Bias:
+    """A constant added to the scores of some tokens."""
+
+    def __init__(self, biases: Sequence[tuple[int, float]], vocab_size: int) -> None:
+        bias = mx.zeros((vocab_size,))
+        bias[mx.array([token for token, _ in biases])] = mx.array([value for _, value in biases])
+        self._bias = bias
+
+    def observe(self, token: mx.array) -> None:
+        """Nothing changes with what is said."""
+
+    def __call__(self, logits: mx.array) -> mx.array:
+        return logits + self._bias

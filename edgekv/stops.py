@@ -25,17 +25,22 @@ class StopFilter:
                 )
         self._stops = tuple(stops)
         self._held = ""
-        self.stopped = False
+        self.stopped_by: str | None = None
+
+    @property
+    def stopped(self) -> bool:
+        return self.stopped_by is not None
 
     def add(self, text: str) -> str:
         """Take new text; returns what may be shown. After a match nothing more is."""
         if self.stopped:
             return ""
         text = self._held + text
-        found = [at for at in (text.find(stop) for stop in self._stops) if at >= 0]
+        found = [(at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
-            self.stopped, self._held = True, ""
-            return text[: min(found)]
+            at, self.stopped_by = min(found)
+            self._held = ""
+            return text[:at]
         shown = len(text) - self._overlap(text)
         self._held = text[shown:]
         return text[:shown]

@@ -18,6 +18,7 @@ from edgekv.errors import EdgekvError, ExitCode
 COMMANDS: dict[str, tuple[str, str]] = {
     "chat": ("edgekv.cli.chat:chat", "Chat in the terminal; `edgekv` alone does so too."),
     "run": ("edgekv.cli.run:run", "Answer one prompt."),
+    "serve": ("edgekv.cli.serve:serve", "Serve the model over HTTP, as OpenAI's API."),
     "sessions": ("edgekv.cli.sessions:sessions", "Stored conversations and their KV."),
     "models": ("edgekv.cli.models:models", "List, download, remove and choose models."),
     "plan": ("edgekv.cli.plan:plan_command", "Say what a model's KV cache takes, before loading."),

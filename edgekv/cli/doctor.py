@@ -18,6 +18,8 @@ from edgekv import __version__, blas, catalog, config, download
 from edgekv.cli import machine
 from edgekv.cli.output import amount, bold, write_facts, write_json, yes_no
 from edgekv.errors import EdgekvError, ExitCode, InvalidValue
+from edgekv.sessions import Store
+from edgekv.sessions.blocks import BlockFiles
 
 SHAPE = (256, 576, 1536)  # rows, inner, columns: one product of the default model's prefill
 LOW_DISK = 2_000_000_000  # bytes: less than most models of the catalog
@@ -147,6 +149,21 @@ def _models() -> Section:
     return found, problems
 
 
+def _sessions() -> Section:
+    """The store as it is, read and not touched."""
+    found: dict[str, Any] = {"stored": 0, "used": 0, "quota": None}
+    if not (config.paths().data / "edgekv.db").exists():
+        return found, []
+    try:
+        with Store(read_only=True) as store:
+            files = BlockFiles(store)
+            found = {"stored": len(store.sessions()), "used": files.nbytes, "quota": files.quota}
+            notes = store.notes
+    except EdgekvError as error:
+        notes = [str(error)]
+    return found, [Problem(note, "run `edgekv sessions verify`") for note in notes]
+
+
 # In the order they are shown; MLX is imported by the first that needs it.
 SECTIONS: dict[str, Callable[[], Section]] = {
     "versions": _versions,
@@ -156,6 +173,7 @@ SECTIONS: dict[str, Callable[[], Section]] = {
     "memory": _memory,
     "paths": _paths,
     "models": _models,
+    "sessions": _sessions,
 }
 
 
@@ -189,7 +207,11 @@ def _write_text(report: dict[str, Any], problems: list[Problem]) -> None:
 
 
 def _text(key: str, value: object) -> str:
-    if key in ("total", "available") and isinstance(value, int) and not isinstance(value, bool):
+    if (
+        key in ("total", "available", "used", "quota")
+        and isinstance(value, int)
+        and not isinstance(value, bool)
+    ):
         return amount(value)
     if isinstance(value, dict):
         writable = "" if value["writable"] else ", not writable"

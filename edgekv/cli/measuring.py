@@ -13,7 +13,7 @@ from edgekv.cache.policy import CachePolicy
 from edgekv.cache.rope import Rope
 from edgekv.cli.interrupt import interrupting
 from edgekv.cli.meter import Meter
-from edgekv.cli.options import CACHE_SETTINGS, raised_keys
+from edgekv.cli.options import CACHE_SETTINGS
 from edgekv.cli.output import write_facts, write_json, write_table
 from edgekv.conversation import Prompt
 from edgekv.engine import Engine
@@ -47,7 +47,7 @@ class Bench:
         self.engine, self.path, self.name = engine, path, settings.model
         shape = engine.loaded.shape
         self.policy = make_policy(settings, shape, Prompt(()), False, options["kv_budget"])
-        if (raised := raised_keys(settings, shape)) is not None:
+        if (raised := shape.raised(settings.k_bits, settings.kv_policy)) is not None:
             click.echo(f"edgekv: {raised}", err=True)
 
     @property

@@ -6,9 +6,6 @@ from typing import Any
 
 import click
 
-from edgekv.config import Config
-from edgekv.models.shape import SAFE_BITS, ModelShape
-
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 _UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "ki": 1024, "mi": 1024**2, "gi": 1024**3}
@@ -75,8 +72,7 @@ cache_options = chain(
     ),
 )
 
-sampling_options = chain(
-    click.option("--system", metavar="TEXT", help="System message."),
+draw_options = chain(
     click.option("--max-tokens", type=int, metavar="N", help="Longest reply (default 1024)."),
     click.option("--temp", type=float, metavar="F", help="Temperature; 0, the default, is greedy."),
     click.option("--top-p", type=float, metavar="F", help="Nucleus (default 0.95)."),
@@ -84,6 +80,11 @@ sampling_options = chain(
     click.option("--min-p", type=float, metavar="F", help="Least share of the best token's."),
     click.option("--repetition-penalty", type=float, metavar="F", help="1 is none."),
     click.option("--seed", type=int, metavar="N", help="Same seed, same reply."),
+)
+
+sampling_options = chain(
+    click.option("--system", metavar="TEXT", help="System message."),
+    draw_options,
     click.option("--stop", "stops", multiple=True, metavar="TEXT", help="End before this text."),
 )
 
@@ -96,17 +97,3 @@ session_options = chain(
 
 CACHE_SETTINGS = ("window", "n_sink", "kv_bits", "k_bits", "v_bits", "kv_policy")
 """Keys of the configuration that policy_options set."""
-
-
-def raised_keys(config: Config, shape: ModelShape) -> str | None:
-    """What to tell a user whose model gets more bits for keys than asked for, else None.
-
-    A file of bits by layer is taken at its word.
-    """
-    if not shape.sensitive or config.k_bits >= SAFE_BITS or config.kv_policy is not None:
-        return None
-    layers = ", ".join(map(str, sorted(shape.sensitive)))
-    return (
-        f"keys of layer {layers} have a large constant part that {config.k_bits} bits would "
-        f"break: they are kept in {SAFE_BITS} bits"
-    )

@@ -10,9 +10,10 @@ import click
 
 from edgekv import catalog, config, download
 from edgekv.cli.interrupt import interrupting
+from edgekv.cli.store import open_store
 from edgekv.conversation import checked
 from edgekv.errors import EdgekvError, InvalidValue
-from edgekv.sessions import Message, SessionNotFound, Store
+from edgekv.sessions import Message, SessionNotFound
 from edgekv.tui.chat import Chat
 from edgekv.tui.inbox import Inbox
 from edgekv.tui.printable import printable, typed
@@ -39,7 +40,7 @@ class PlainChat:
     def __init__(self, settings: Settings, session: str | None, last: bool, persist: bool) -> None:
         self._base = settings
         self._persist = persist
-        self._store = Store() if persist else None
+        self._store = open_store() if persist else None
         self._model: Model
         self._chat = self._first(session, last)
         self._commands: dict[str, Callable[[str], None]] = {

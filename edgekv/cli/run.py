@@ -15,13 +15,13 @@ from edgekv.cli.interrupt import interrupting
 from edgekv.cli.options import (
     cache_options,
     model_option,
-    raised_keys,
     sampling_options,
     session_options,
 )
 from edgekv.cli.output import amount, write_json
 from edgekv.cli.show import Plain, Rendered, Silent, Writer
-from edgekv.cli.stored import Stored, stored, warn
+from edgekv.cli.store import warn
+from edgekv.cli.stored import Stored, stored
 from edgekv.config import Config
 from edgekv.conversation import MAX_PROMPT, chat_prompt, checked, raw_prompt
 from edgekv.engine import Engine, Finished, Loaded, Notice, Prefilled, Reply, Request, Text
@@ -151,7 +151,7 @@ def _request(
             f"a window of {policy.window:,} is beyond the {loaded.shape.context:,} tokens "
             "this model was trained on"
         )
-    if (raised := raised_keys(settings, loaded.shape)) is not None:
+    if (raised := loaded.shape.raised(settings.k_bits, settings.kv_policy)) is not None:
         warn(raised)
     max_tokens = settings.max_tokens
     if options["overflow"] == "error":

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgekv.cli.output import amount, write_facts, write_json, write_table
+from edgekv.cli.store import open_store
 from edgekv.errors import EdgekvError, ExitCode, InvalidValue
 from edgekv.sessions import Session, Store
 
@@ -27,7 +28,7 @@ def sessions() -> None:
 @as_json_option
 def list_(deleted: bool, as_json: bool) -> None:
     """The sessions, the last used first."""
-    with _store() as store:
+    with open_store() as store:
         sizes = store.kv_bytes()
         rows = [_facts(one, sizes.get(one.id, 0)) for one in store.sessions(deleted)]
     if as_json:
@@ -56,7 +57,7 @@ def _row(facts: dict[str, Any]) -> tuple[str, ...]:
 @as_json_option
 def show(name: str, as_json: bool) -> None:
     """The transcript of a session."""
-    with _store() as store:
+    with open_store() as store:
         session = store.get(name)
         messages = store.messages(session.id)
         facts = _facts(session, store.kv_bytes().get(session.id, 0))
@@ -73,7 +74,7 @@ def show(name: str, as_json: bool) -> None:
 @as_json_option
 def rm(names: tuple[str, ...], as_json: bool) -> None:
     """Remove sessions for good, with every block that no other session uses."""
-    with _store() as store:
+    with open_store() as store:
         files = _files(store)
         for session in [store.get(name) for name in names]:
             lock = store.lock(session.id)
@@ -93,7 +94,7 @@ def rm(names: tuple[str, ...], as_json: bool) -> None:
 )
 def branch(name: str, new: str | None, position: int | None) -> None:
     """Go on from a session, or from before one of its messages, in a session of its own."""
-    with _store() as store:
+    with open_store() as store:
         click.echo(store.branch(store.get(name).id, position, new).name)
 
 
@@ -102,7 +103,7 @@ def branch(name: str, new: str | None, position: int | None) -> None:
 @click.option("--off", is_flag=True, help="Let it be evicted again.")
 def pin(name: str, off: bool) -> None:
     """Keep a session's KV on disk whatever the quota says."""
-    with _store() as store:
+    with open_store() as store:
         store.pin(store.get(name).id, not off)
 
 
@@ -114,7 +115,7 @@ def export(name: str, path: Path | None) -> None:
     PATH, as an archive with its KV that goes on elsewhere."""
     from edgekv.sessions.archive import to_archive, to_markdown
 
-    with _store() as store:
+    with open_store() as store:
         session = store.get(name)
         if path is not None and path.suffix != ".md":
             n = to_archive(store, _files(store), session, path)
@@ -137,7 +138,7 @@ def import_(path: Path, name: str | None) -> None:
     """Bring an archive in as a new session."""
     from edgekv.sessions.archive import from_archive
 
-    with _store() as store:
+    with open_store() as store:
         click.echo(from_archive(store, _files(store), path, name).name)
 
 
@@ -149,7 +150,7 @@ def encrypt(keyring: bool) -> None:
     Model names, times and sizes stay readable. There is no way to read the sessions without the
     passphrase or the keyring.
     """
-    with _store() as store:
+    with open_store() as store:
         store.encrypt(keyring)
 
 
@@ -159,7 +160,7 @@ def verify(as_json: bool) -> int:
     """Read every file, set aside what is damaged, and mend the index."""
     from edgekv.sessions.check import verify as check
 
-    with _store() as store:
+    with open_store() as store:
         found = check(store, _files(store))
     if as_json:
         write_json(asdict(found))
@@ -176,16 +177,9 @@ def gc(as_json: bool) -> None:
     """Remove for good what was deleted or left over, and keep the quota."""
     from edgekv.sessions.check import gc as collect
 
-    with _store() as store:
+    with open_store() as store:
         done = collect(store, _files(store))
     _say(as_json, done, f"{done['sessions']} sessions removed, {amount(done['bytes'])} freed")
-
-
-def _store() -> Store:
-    store = Store()
-    for note in store.notes:
-        click.echo(f"edgekv: {note}", err=True)
-    return store
 
 
 def _files(store: Store) -> "BlockFiles":

@@ -4,9 +4,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-import click
-
 from edgekv import config
+from edgekv.cli.store import open_store, warn
 from edgekv.conversation import joined
 from edgekv.errors import InvalidValue
 from edgekv.sessions import Session, SessionNotFound, Store, StoreUnavailable
@@ -107,8 +106,6 @@ def stored(name: str | None, last: bool, persist: bool) -> Iterator[Stored]:
             yield Stored(None, name, None, persist)
             return
         stack.callback(store.close)
-        for note in store.notes:
-            warn(note)
         session = _find(store, name, last)
         persist = persist and store.writable
         if session is not None and persist:
@@ -122,7 +119,7 @@ def _open(wanted: bool, persist: bool) -> Store | None:
     if not (exists or (wanted and persist)) or not (wanted or persist):
         return None
     try:
-        store = Store(read_only=not persist)
+        store = open_store(read_only=not persist)
     except StoreUnavailable as fault:
         if wanted:
             warn(f"this conversation is not being saved: {fault}")
@@ -144,8 +141,3 @@ def _find(store: Store, name: str | None, last: bool) -> Session | None:
         return store.get(name)
     except SessionNotFound:
         return None
-
-
-def warn(text: str) -> None:
-    """One line on standard error."""
-    click.echo(f"edgekv: {text}", err=True)

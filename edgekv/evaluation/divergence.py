@@ -48,9 +48,9 @@ class Divergence:
 
 
 def reference_policy(policy: CachePolicy, tokens: int) -> CachePolicy:
-    """Sixteen bits and a window that holds so many tokens: attention over everything."""
+    """Sixteen bits and a window of so many tokens: attention over all of a text that long."""
     layers = tuple(replace(layer, k_bits=16, v_bits=16) for layer in policy.layers)
-    return replace(policy, window=max(tokens, policy.window), layers=layers)
+    return replace(policy, window=tokens, layers=layers, n_pinned=0)
 
 
 def compare(model: Decoder) -> Score:

@@ -24,7 +24,7 @@ CHOICES = (2, 3, 4, 8)
 PROBES = (3, 2)
 """Bits that keys and values are measured at: few enough to show, and keys bear less."""
 
-GROUP = 10
+GROUP = 5
 """Sides measured against one pass of the reference."""
 
 TOKENS = 512

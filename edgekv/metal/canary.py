@@ -14,8 +14,9 @@ from edgekv.metal.rotary import RotaryTable, Turns, matrices
 from edgekv.metal.tile import BLOCK
 
 HEADS, GROUP, DIM, BITS = 2, 2, 64, 4
-TOLERANCE = 1e-3
-"""Of an output near one in fp32: a hundred times what rounding comes to."""
+TOLERANCE = 0.01
+"""Far above what the rounding of products to 11 bits comes to, as some GPUs do it for the twin, and
+far below outputs, whose largest here is 0.35."""
 
 # Every channel pair makes a quarter turn a token, so the angles are known without a cosine.
 QUARTER_TURN = 1 << 30
@@ -54,7 +55,8 @@ def _arrays(blocks: Blocks) -> tuple[mx.array, ...]:
 
 
 def _decode_fault() -> str | None:
-    q, hot = _draw(1, 1, HEADS * GROUP, DIM).astype(mx.float32), _draw(2, 2, HEADS, BLOCK, DIM)
+    q = _draw(1, 1, HEADS * GROUP, DIM).astype(mx.float32) * DIM**-0.5
+    hot = _draw(2, 2, HEADS, BLOCK, DIM)
     blocks = _pool()
     tiles = [fused.Tile(slot, DISTANCE, 0, BLOCK) for slot in SLOTS]
     tiles.append(fused.Tile(~0, DISTANCE, 3, BLOCK))

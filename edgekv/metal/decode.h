@@ -86,6 +86,8 @@ inline void score_half(
 template <int COPIES, int STRIDE>
 inline void fold(thread float (&x)[8], int lane) {
   int copy = lane / STRIDE;
+  // Unrolled, every index is a constant and the numbers stay in registers.
+#pragma clang loop unroll(full)
   for (int step = COPIES / 2, n = 4; step > 0; step /= 2, n /= 2) {
     bool upper = copy & step;
     int partner = min((copy ^ step) * STRIDE + lane % STRIDE, LANES - 1);

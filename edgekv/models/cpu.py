@@ -11,6 +11,7 @@ import numpy as np
 
 from edgekv.metal.device import has_metal
 from edgekv.metal.host import Floats, view
+from edgekv.models.few import product
 from edgekv.models.layers import MLP, Attention, Decoder, HostAttend, TransformerBlock
 
 
@@ -33,11 +34,7 @@ class HostLinear:
         self._bias = _floats(linear["bias"]) if "bias" in linear else None
 
     def __call__(self, x: Floats) -> Floats:
-        # One row is a product by a vector; of several, OpenBLAS likes columns better than rows.
-        if len(x) == 1:
-            out: Floats = (self._weight @ x[0])[None]
-        else:
-            out = (self._weight @ np.ascontiguousarray(x.T)).T
+        out: Floats = (self._weight @ x[0])[None] if len(x) == 1 else product(self._weight, x)
         return out if self._bias is None else out + self._bias
 
 

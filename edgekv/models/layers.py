@@ -182,6 +182,7 @@ class Decoder(Module):
     def __init__(self, args: DecoderArgs, variant: Variant) -> None:
         super().__init__()
         self.tied = args.tie_word_embeddings
+        self.vocab_size = args.vocab_size
         self.model = DecoderModel(args, variant)
         if not self.tied:
             self.lm_head = nn.Linear(args.hidden_size, args.vocab_size, bias=False)

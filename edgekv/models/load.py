@@ -7,6 +7,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from edgekv.errors import DamagedFile, UnsupportedModel
+from edgekv.metal.attention import choice
 from edgekv.metal.device import compute_dtype, has_metal, physical_memory
 from edgekv.models import ARCHITECTURES
 from edgekv.models.cpu import add_host
@@ -22,9 +23,12 @@ def build(config: dict[str, Any], weights: Weights) -> Decoder:
 
     weights are named as published; a quantized module X has X.weight (uint32), X.scales and
     X.biases, in the layout of MLX repositories. Raises UnsupportedModel for an architecture or
-    a quantization it cannot run, DamagedFile where weights are missing or misshapen.
+    a quantization it cannot run, DamagedFile where weights are missing or misshapen, InvalidValue
+    where EDGEKV_KERNELS is.
     """
     kind = check_supported(config)
+    # The trial of the kernels, and a wrong EDGEKV_KERNELS, belong here and not inside a reply.
+    choice()
     family = importlib.import_module(ARCHITECTURES[kind])
     model: Decoder = family.Model(family.ModelArgs.from_config(config))
     weights = model.sanitize(weights)

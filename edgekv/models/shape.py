@@ -1,8 +1,10 @@
 """What a configuration says of a model's attention, read without loading anything."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+from edgekv.cache.bits import read_bits
 from edgekv.cache.policy import CachePolicy, LayerPolicy
 from edgekv.errors import DamagedFile, UnsupportedModel
 from edgekv.models import ARCHITECTURES
@@ -71,21 +73,36 @@ class ModelShape:
         k_bits: int = 4,
         v_bits: int = 4,
         n_pinned: int = 0,
+        kv_policy: str | None = None,
     ) -> CachePolicy:
         """The cache policy of a sequence; a model with a smaller window of its own keeps that.
 
         Such a model was trained without sinks, so it gets none. Keys of sensitive layers get
-        eight bits at the least. Raises InvalidValue.
+        eight bits at the least. kv_policy: a file of bits by layer, which is taken at its word.
+        Raises InvalidValue.
         """
         plain, safe = (
             LayerPolicy(self.n_kv_heads, self.head_dim, bits, v_bits)
             for bits in (k_bits, max(k_bits, SAFE_BITS))
         )
         layers = tuple(safe if i in self.sensitive else plain for i in range(self.n_layers))
+        if kv_policy is not None:
+            bits = read_bits(Path(kv_policy), self.n_layers)
+            layers = tuple(replace(plain, k_bits=k, v_bits=v) for k, v in bits)
         window = self.default_window if window is None else window
         if self.sliding_window is not None and self.sliding_window <= window:
             return CachePolicy(self.sliding_window, layers, n_sink=0, n_pinned=n_pinned)
         return CachePolicy(window, layers, n_sink, n_pinned)
+
+    def raised(self, k_bits: int, kv_policy: str | None) -> str | None:
+        """What to tell a user who gets more bits for keys than asked for; None without any."""
+        if not self.sensitive or k_bits >= SAFE_BITS or kv_policy is not None:
+            return None
+        layers = ", ".join(map(str, sorted(self.sensitive)))
+        return (
+            f"keys of layer {layers} have a large constant part that {k_bits} bits would break: "
+            f"they are kept in {SAFE_BITS} bits"
+        )
 
 
 def _number(config: dict[str, Any], key: str) -> int:

@@ -16,6 +16,10 @@ QUOTA = 4_000_000_000
 SHARE_OF_DISK = 10
 """The quota is at most one part in so many of what the disk has free."""
 
+LOG = 5_000_000
+"""Bytes always counted for the database's log, which grows to 1,000 pages, and for what it adds to
+the database before the next look."""
+
 TAILS_KEPT = 8
 """Tails of a session: so many of its last turns can be gone back to without recomputing any."""
 
@@ -30,7 +34,8 @@ class BlockFiles:
     """The files of a store's blocks and their index. Threads may share one.
 
     A file that is not what the index promises is set aside. The quota counts the database, the
-    files and what was set aside; it is kept at every write, and `enforce` keeps it at start.
+    transcripts' copies, the files and what was set aside; it is kept at every write, and `enforce`
+    keeps it at start.
     """
 
     def __init__(self, store: Store, quota: int | None = None) -> None:
@@ -53,9 +58,9 @@ class BlockFiles:
     def nbytes(self) -> int:
         """Bytes on disk of all that the quota counts."""
         (entries,) = self._db.read("SELECT coalesce(sum(nbytes), 0) FROM entries")[0]
-        log = self._db.path.with_name(f"{self._db.path.name}-wal")
-        beside = [self._db.path, log, *self._aside.glob("*")]
-        return int(entries) + sum(path.stat().st_size for path in beside if path.exists())
+        copies = self._store.folder.glob("transcripts/*")
+        beside = [self._db.path, *copies, *self._aside.glob("*")]
+        return LOG + int(entries) + sum(path.stat().st_size for path in beside if path.exists())
 
     def path(self, key: str) -> Path:
         return self.folder / key[:2] / f"{key}.safetensors"
@@ -179,23 +184,24 @@ class BlockFiles:
         """Bring the store under its quota and sweep temporary files; returns bytes removed."""
         sweep_temporary(self._store.folder)
         before = self.nbytes
-        self._evict(before - self.quota, None)
+        self._evict(0, None)
         return before - self.nbytes
 
     def make_room(self, nbytes: int, session: str | None) -> None:
         """Evict until so many more bytes fit. Raises StoreUnavailable where they cannot."""
-        if not self._evict(self.nbytes + nbytes - self.quota, session):
+        if not self._evict(nbytes, session):
             raise StoreUnavailable(
                 f"the {self.quota:,} bytes for stored sessions are full of pinned ones and of "
                 "those in use"
             )
 
-    def _evict(self, excess: int, session: str | None) -> bool:
-        """Remove at least so many bytes, least recently used first; whether that could be done.
+    def _evict(self, incoming: int, session: str | None) -> bool:
+        """Remove, least recently used first, until so much more fits; whether that could be done.
 
         What pinned sessions and sessions in use hold stays; of its own, the session that writes
         gives up the oldest.
         """
+        excess = self.nbytes + incoming - self.quota
         if excess <= 0:
             return True
         kept = locked_sessions(self._store.folder / "locks")

@@ -123,14 +123,14 @@ class Database:
             except sqlite3.Error as error:
                 raise self.unavailable(error) from error
 
+    def empty_log(self) -> None:
+        """Move the log into the database, as far as other processes are not reading it."""
+        self.read("PRAGMA wal_checkpoint(TRUNCATE)")
+
     def scrub(self) -> None:
         """Leave no trace of deleted rows in the files."""
-        with self._lock:
-            try:
-                self._db.execute("VACUUM")
-                self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-            except sqlite3.Error as error:
-                raise self.unavailable(error) from error
+        self.read("VACUUM")
+        self.empty_log()
 
     def unavailable(self, error: Exception) -> StoreUnavailable:
         """What went wrong, in one line."""

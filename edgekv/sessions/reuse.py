@@ -116,7 +116,8 @@ class Reuse:
         self.keep(sequence)
         cache = sequence.cache
         del sequence.tokens[cache.length :]
-        if cache.length:
+        # A reply that was given up between a token's pass and its reading has one unnamed.
+        if 0 < cache.length == len(sequence.tokens):
             sequence.tail = self._tail(sequence)
             self._memory.put(sequence.tail)
             self._persist(sequence, sequence.tail)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from edgekv.cache.policy import CachePolicy
 from edgekv.conversation import Prompt, chat_prompt, joined
@@ -49,6 +49,8 @@ class Model:
         self.name = name
         self.loaded = loaded
         self._engine = engine
+        self._told: set[str] = set()
+        self._news: list[str] = []
 
     @property
     def shape(self) -> ModelShape:
@@ -73,6 +75,7 @@ class Model:
             rest = begun.removeprefix(OPEN).lstrip("\n") if thinking else begun
             tokens += tuple(tokenizer.encode(rest))
         policy = settings.policy(self.shape, prompt)
+        self._tell_raised(settings)
         most = settings.longest(policy, len(tokens))
         sampling, stops = _sampling(settings), settings.stops
         request = Request(tokens, policy, sampling, most, stops, session=session)
@@ -100,8 +103,16 @@ class Model:
         return [round(end) for end in accumulate(size + around for size in own)]
 
     def notices(self) -> list[str]:
-        """What came up behind the last reply, as when the disk was full."""
-        return self._engine.notices()
+        """What came up with the last reply, as when the disk was full."""
+        news, self._news = self._news, []
+        return news + self._engine.notices()
+
+    def _tell_raised(self, settings: Settings) -> None:
+        """Keys that got more bits than asked for are told of once."""
+        text = self.shape.raised(settings.config.k_bits, settings.config.kv_policy)
+        if text is not None and text not in self._told:
+            self._told.add(text)
+            self._news.append(text)
 
     def close(self) -> None:
         """Stop what is under way and end the engine's thread."""
@@ -111,7 +122,9 @@ class Model:
         said = joined([{"role": each.role, "content": each.content} for each in messages])
         if settings.config.system and said[0]["role"] != "system":
             said.insert(0, {"role": "system", "content": settings.config.system})
-        values = {} if settings.think is None else {"enable_thinking": settings.think}
+        values: dict[str, Any] = (
+            {} if settings.think is None else {"enable_thinking": settings.think}
+        )
         return chat_prompt(self.loaded.tokenizer, said, **values)
 
 

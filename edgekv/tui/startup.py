@@ -24,6 +24,8 @@ async def start(screen: "ChatScreen") -> None:
         faults += app.store.notes if app.store else []
     except EdgekvError as error:
         faults.append(f"nothing is kept: {error}")
+    if app.store is not None:
+        faults += app.store.notes
     try:
         chat = await asyncio.to_thread(app.first_chat, screen.fault)
     except EdgekvError as error:

@@ -8,6 +8,7 @@ import pytest
 from edgekv import download
 from edgekv.cli import doctor
 from edgekv.metal import attention
+from edgekv.sessions import Store
 
 
 def test_text(edgekv):
@@ -83,3 +84,17 @@ def test_little_room_is_told(monkeypatch, home, free, told):
 def test_no_package_client_is_told(monkeypatch):
     monkeypatch.setattr(download.client, "CLIENTS", ())
     assert "install pip or uv" in doctor._models()[1][0].remedy
+
+
+def test_the_store_is_looked_at_and_its_damage_named(edgekv, home):
+    with Store(home / "data") as store:
+        store.create("a")
+    report = json.loads(edgekv("doctor", "--json").stdout)
+    assert report["sessions"]["stored"] == 1
+    assert 0 < report["sessions"]["used"] < report["sessions"]["quota"]
+    path = home / "data" / "edgekv.db"
+    path.write_bytes(path.read_bytes()[:5000])
+    problems = json.loads(edgekv("doctor", "--json").stdout)["problems"]
+    assert [one["remedy"] for one in problems] == ["run `edgekv sessions verify`"]
+    assert edgekv("sessions", "verify").returncode == 0
+    assert json.loads(edgekv("doctor", "--json").stdout)["sessions"]["stored"] == 1

@@ -11,6 +11,7 @@ from edgekv.cache.step import make_step
 from edgekv.errors import InvalidValue
 from edgekv.metal import attention
 from tests.cache import naive
+from tests.loading.files import write_gguf
 from tests.metal.cases import Template, feed, tokens
 
 TEMPLATE = Template(64, 3, 4, 4)
@@ -59,6 +60,13 @@ def test_a_wish_that_cannot_be_met_is_refused(monkeypatch, host, value, said):
     monkeypatch.setenv("EDGEKV_KERNELS", value)
     with pytest.raises(InvalidValue, match=said):
         attention.choice()
+
+
+def test_a_wrong_wish_is_a_usage_error_before_anything_is_answered(edgekv, tmp_path):
+    model = write_gguf(tmp_path / "tiny.gguf")
+    result = edgekv("run", "-m", model, "--raw", "hi", env={"EDGEKV_KERNELS": "yes"})
+    assert result.returncode == 2 and result.stdout == ""
+    assert result.stderr == "edgekv: EDGEKV_KERNELS must be on or off, got 'yes'\n"
 
 
 @pytest.mark.parametrize("kernel", sorted(KERNELS))

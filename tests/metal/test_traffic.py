@@ -22,10 +22,15 @@ def test_decode_moves_at_most_a_tenth_more_than_it_must(host, head_dim, group, w
     assert_near_least(host, make_case(Template(head_dim, group), count, "sinks", window))
 
 
-@pytest.mark.parametrize("head_dim", [64, 128])
-def test_so_does_a_split_and_merged_one(host, head_dim):
-    assert_near_least(host, make_case(Template(head_dim, 4), 2100, "sinks", window=2048))
-    assert "edgekv_merge" in host.traffic
+@pytest.mark.parametrize(
+    ("head_dim", "group", "window", "count"), [(64, 4, 2048, 2100), (128, 1, 1024, 1030)]
+)
+def test_so_does_a_split_and_merged_one(host, head_dim, group, window, count):
+    assert_near_least(host, make_case(Template(head_dim, group), count, "sinks", window))
+    n_heads = N_KV_HEADS * group
+    splits = host.traffic["edgekv_decode"].counts["out"].size // (4 * n_heads * (head_dim + 2))
+    least = merge_nbytes(n_heads, head_dim, 2, splits)
+    assert splits > 1 and host.traffic["edgekv_merge"].nbytes == least
 
 
 @pytest.mark.slow
@@ -90,11 +95,3 @@ def test_closing_moves_nothing_twice(host):
     layer = template.layer
     fused.close(keys, values, layer.k_bits, layer.v_bits, layer.v_group)
     assert counted(host) == keys.shape[0] * close_nbytes(layer)
-
-
-def test_merging_moves_nothing_twice(host):
-    case = make_case(Template(64, 2), 1000, "sinks", window=900)
-    case.check()
-    splits = host.traffic["edgekv_decode"].counts["out"].size // (4 * 2 * N_KV_HEADS * 66)
-    least = merge_nbytes(2 * N_KV_HEADS, 64, 2, splits)
-    assert splits > 1 and host.traffic["edgekv_merge"].nbytes == least

@@ -10,6 +10,7 @@ from edgekv.cache.sequence import SequenceCache
 from edgekv.generate import forward
 from edgekv.metal import device
 from edgekv.models import cpu
+from edgekv.models.few import product
 from edgekv.models.load import build
 from edgekv.models.shape import ModelShape
 
@@ -128,3 +129,12 @@ def test_metal_keeps_the_plain_blocks(monkeypatch):
     config = config_of("llama")
     monkeypatch.setattr(cpu, "has_metal", lambda: True)
     assert build(config, random_weights(config)).host is None
+
+
+@pytest.mark.parametrize("shape", [(7, 5), (1536, 576), (576, 1536), (3, 400_000)])
+@pytest.mark.parametrize("rows", [2, 3, 8])
+def test_a_product_of_a_few_rows_is_numpys(shape, rows):
+    chance = np.random.default_rng(1)
+    weight = chance.standard_normal(shape, np.float32)
+    x = chance.standard_normal((rows, shape[1]), np.float32)
+    assert np.allclose(product(weight, x), x @ weight.T, rtol=1e-4, atol=1e-3 * shape[1] ** 0.5)

@@ -126,3 +126,18 @@ def test_a_slow_channel_is_left_as_it_is(edgekv, tmp_path):
     found, told = divergence(edgekv, folder)
     assert "large constant" not in told and len(found["policy"]["layers"]) == 1
     assert found["kld_mean"] < 0.06
+
+
+def test_a_chat_tells_of_it_once_and_takes_bits_by_layer_at_their_word(edgekv, biased, tmp_path):
+    template = {"chat_template": "{% for m in messages %}{{ m.content }}{% endfor %}"}
+    (biased / "tokenizer_config.json").write_text(json.dumps(template))
+    four = tmp_path / "four.toml"
+    four.write_text("k_bits = 4\nv_bits = 4\n")
+    chat = ("chat", "--plain", "--no-persist", "-m", biased, "--max-tokens", 2)
+    told = edgekv(*chat, stdin=None, input="word\nmore\n")
+    assert told.returncode == 0 and told.stderr.count("kept in 8 bits") == 1
+    quiet = edgekv(*chat, "--kv-policy", four, stdin=None, input="word\n")
+    assert quiet.returncode == 0 and "kept in 8 bits" not in quiet.stderr
+    four.write_text("k_bits = [4]\nv_bits = 4\n")
+    refused = edgekv(*chat, "--kv-policy", four, stdin=None, input="word\n")
+    assert "has 1 numbers, but the model has 2 layers" in refused.stderr

@@ -98,3 +98,13 @@ def test_memory_does_not_grow_once_the_window_is_full(loaded, text):
     assert set(sizes) == {policy.nbytes}
     # Chunks are not all cut alike, so a few small arrays may still be held by the last one.
     assert np.ptp(active) < policy.nbytes / 4
+
+
+@pytest.mark.slow
+def test_a_stream_in_four_bits_is_as_good_as_in_sixteen(loaded, text):
+    four, sixteen = (
+        exp_mean(loaded.nll(loaded.cache(loaded.policy(508, bits)), text[:8192], skip=512))
+        for bits in (4, 16)
+    )
+    assert four <= 1.01 * sixteen
+    assert four != sixteen

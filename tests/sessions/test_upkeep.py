@@ -2,8 +2,10 @@
 
 import json
 import os
+import resource
 import threading
 import zipfile
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -54,7 +56,7 @@ def test_an_entry_comes_back_bit_for_bit(store, files, session):
 
 
 def test_the_least_recently_used_go_first_and_pinned_and_open_sessions_stay(store, session):
-    files = BlockFiles(store, 4_000_000)
+    files = BlockFiles(store, 8_500_000)
     held, pinned, idle, new = (store.create(name).id for name in ("h", "p", "i", "n"))
     for n, one in enumerate((held, pinned, idle)):
         files.put(one, [entry(n * 100 + i, size=50_000) for i in range(8)])
@@ -62,7 +64,7 @@ def test_the_least_recently_used_go_first_and_pinned_and_open_sessions_stay(stor
     lock = store.lock(held)
     files.use(idle, [entry(200).key])
     files.put(new, [entry(300 + i, size=50_000) for i in range(14)])
-    assert files.nbytes <= 4_000_000
+    assert files.nbytes <= 8_500_000
     kept = {key: len(files.held(key)) for key in (held, pinned, idle, new)}
     assert kept[held] == kept[pinned] == 8
     assert kept[new] == 14
@@ -70,36 +72,36 @@ def test_the_least_recently_used_go_first_and_pinned_and_open_sessions_stay(stor
     assert entry(200).key in files.held(idle)
     with pytest.raises(StoreUnavailable, match="full of pinned"):
         files.put(idle, [entry(400 + i, size=500_000) for i in range(4)])
-    assert files.nbytes <= 4_000_000
+    assert files.nbytes <= 8_500_000
     lock.release()
 
 
 def test_a_store_already_over_its_quota_is_brought_under_it_at_start(store, files, session):
     files.put(session, [entry(n, n % 3, 50_000) for n in range(100)])
-    small = BlockFiles(store, 3_000_000)
+    small = BlockFiles(store, 9_000_000)
     assert small.nbytes > 9_000_000
     small.enforce()
-    assert small.nbytes <= 3_000_000
-    assert sum(p.stat().st_size for p in small.folder.rglob("*") if p.is_file()) <= 3_000_000
+    assert small.nbytes <= 9_000_000
+    assert sum(p.stat().st_size for p in small.folder.rglob("*") if p.is_file()) <= 9_000_000
 
 
 @pytest.mark.slow
 def test_the_quota_holds_with_ten_thousand_blocks_of_three_models(store, session):
-    files = BlockFiles(store, 4_000_000)
+    files = BlockFiles(store, 9_000_000)
     for start in range(0, 10_000, 50):
         files.put(session, [entry(n, n % 3, 400) for n in range(start, start + 50)])
-        assert files.nbytes <= 4_000_000
-    on_disk = sum(p.stat().st_size for p in store.folder.rglob("*") if p.is_file())
-    assert on_disk <= 4_000_000 + 200_000  # SQLite's shared memory and the copies of texts
+        on_disk = sum(p.stat().st_size for p in store.folder.rglob("*") if p.is_file())
+        assert on_disk <= 9_000_000, start
+    assert len(files.held(session)) > 500
 
 
 def test_one_session_that_fills_the_quota_gives_up_its_own_oldest(store, session):
-    files = BlockFiles(store, 3_000_000)
+    files = BlockFiles(store, 9_000_000)
     lock = store.lock(session)
     for n in range(60):
         files.put(session, [entry(n, size=50_000)])
     assert entry(59).key in files.held(session)
-    assert files.nbytes <= 3_000_000
+    assert files.nbytes <= 9_000_000
     lock.release()
 
 
@@ -407,3 +409,26 @@ def test_a_key_in_the_keyring_opens_the_store(store, session, monkeypatch):
             Store(store.folder)
     finally:
         keyring.set_keyring(before)
+
+
+def test_a_turn_writes_little_more_than_its_kv_and_its_text(store, session):
+    """As the kernel counts blocks written, in the sizes of the default model."""
+    files = BlockFiles(store, 10**9)
+    block = {"keys0.0": np.ones(414_720 // 4, np.uint32)}
+    tail = {"hot.0": np.ones((30, 2, 3, 100, 64), np.float16)}
+    window = [replace(entry(n), arrays=block) for n in range(64)]
+    files.put(session, window)
+    ratios = []
+    for turn in range(4):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_oublock
+        new = [replace(entry(64 + 2 * turn + n), arrays=block) for n in range(2)]
+        new.append(replace(entry(900 + turn, kind="tail"), arrays=tail))
+        store.append(session, "user", "And then? " * 20)
+        store.append(session, "assistant", "some words " * 100, range(200), "stop")
+        files.put(session, new)
+        files.use(session, [one.key for one in [*window, *new]])
+        written = 512 * (resource.getrusage(resource.RUSAGE_SELF).ru_oublock - before)
+        ratios.append(written / (sum(one.nbytes for one in new) + 1300))
+    if not any(ratios):
+        pytest.skip("the file system of the temporary folder counts no writes")
+    assert 0.9 < min(ratios) <= max(ratios) <= 1.1

@@ -1,0 +1,1 @@
+"""HTTP in the shapes that programs for OpenAI's and Anthropic's services already speak."""
