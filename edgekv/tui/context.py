@@ -49,9 +49,10 @@ class Context:
         self.tokens = self._ends[-1] if self._ends else 0
 
     def first_seen(self) -> int | None:
-        """Position of the oldest message that is still seen, in part at least; None for all."""
+        """Position of the oldest message that is still seen whole; None while all are."""
         now = self.occupancy
         if now is None or not now.evicted:
             return None
         gone = now.policy.n_sink + now.policy.n_pinned + now.evicted
-        return next((i for i, end in enumerate(self._ends) if end > gone), len(self._ends))
+        starts = [0, *self._ends[:-1]]
+        return next((i for i, start in enumerate(starts) if start >= gone), len(self._ends) - 1)

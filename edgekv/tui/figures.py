@@ -11,6 +11,11 @@ def thousands(number: int) -> str:
     return digits + unit
 
 
+def plural(number: int, noun: str) -> str:
+    """ "1 token", "1,234 tokens"."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
 def size(nbytes: float) -> str:
     """Bytes in decimal units: "98 MB", "1.8 GB"."""
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from edgekv.sessions import Message
 from edgekv.tui.chat import Chat
 from edgekv.tui.faults import in_a_line
-from edgekv.tui.figures import thousands
+from edgekv.tui.figures import plural, thousands
 from edgekv.tui.inbox import Inbox, News
 from edgekv.tui.settings import Settings
 from edgekv.tui.thinking import CLOSE, OPEN
@@ -206,7 +206,7 @@ class ReplyRun:
 def took(finished: "Finished") -> str:
     """What a reply took, for the line below it."""
     parts = [
-        f"{finished.completion_tokens:,} tokens at {finished.decode_tps:.1f}/s",
+        f"{plural(finished.completion_tokens, 'token')} at {finished.decode_tps:.1f}/s",
         f"first after {finished.ttft_s:.2f} s",
         f"prompt {thousands(finished.prompt_tokens)}, {thousands(finished.cached_tokens)} cached",
     ]

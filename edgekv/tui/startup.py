@@ -41,6 +41,9 @@ async def start(screen: "ChatScreen") -> None:
         screen.fault(f"{error} {OTHERS}")
         return
     if not here:
+        painted = asyncio.Event()
+        screen.call_after_refresh(painted.set)
+        await painted.wait()
         name = await choose_model(screen, first_run=True)
         if name is None:
             screen.offer("no model is here yet: Ctrl+O gets one")

@@ -46,6 +46,7 @@ class Script:
         self.requests = []
         self.engines = []
         self.cached = 0
+        self.decode_s = 1.0
         self.notices = []
 
     def __call__(self, path, store):
@@ -121,7 +122,7 @@ class ScriptedEngine:
             evicted_tokens=max(0, n + tokens - request.policy.last_slot - 1),
             ttft_s=0.5,
             prefill_s=0.5,
-            decode_s=1.0,
+            decode_s=self.script.decode_s,
             kv_bytes=request.policy.nbytes,
             kv_peak_bytes=request.policy.nbytes,
         )

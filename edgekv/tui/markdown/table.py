@@ -7,7 +7,7 @@ from textual.content import Content
 from edgekv.tui.markdown.rows import Row
 
 SEPARATOR = " │ "
-NARROWEST = 6
+NARROWEST = 10
 HEAD, LABEL, LINES = "bold", "bold $foreground 60%", "$foreground 40%"
 
 

@@ -15,7 +15,7 @@ from textual.widgets.option_list import Option
 
 from edgekv.errors import EdgekvError
 from edgekv.sessions import Hit, Session, Store
-from edgekv.tui.figures import age, size
+from edgekv.tui.figures import age, plural, size
 from edgekv.tui.printable import one_line
 from edgekv.tui.screens.ask import AskText
 
@@ -120,7 +120,7 @@ class SessionsScreen(ModalScreen[Choice | None]):
         facts = [
             session.model.rpartition("/")[2],
             age(time.time() - session.updated),
-            f"{session.n_messages:,} messages",
+            plural(session.n_messages, "message"),
             f"warm, {size(kv)} of KV" if kv else "cold",
             "draft" if session.draft.strip() else "",
             "open" if session.id == self._current else "",

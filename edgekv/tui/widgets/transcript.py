@@ -16,7 +16,7 @@ from edgekv.tui.widgets.message import MessageView, ReplyMessage, view_of
 FIRST, MORE, MOST = 20, 10, 60
 """Messages mounted at first, added at an end on demand, and kept while at the bottom."""
 
-ROLL_TEXT = "older turns above are no longer seen by the model"
+ROLL_TEXT = "older turns above are no longer seen by the model, or only in part"
 EMPTY_TEXT = "Ask something below. F1 shows all keys and commands."
 
 
@@ -165,7 +165,7 @@ class Transcript(VerticalScroll, can_focus=False):
         elif lines:
             self.move_child(lines[0], before=view)
         else:
-            line = Static(Content(f"── {ROLL_TEXT} ──"), classes="roll", markup=False)
+            line = Static(Content(f"─ {ROLL_TEXT} ─"), classes="roll", markup=False)
             self.mount(line, before=view)
 
     def _hint(self) -> None:
