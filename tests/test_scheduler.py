@@ -52,22 +52,28 @@ def test_replies_join_and_leave_between_tokens(engine):
 
 
 def test_a_long_prompt_is_read_between_the_tokens_of_others(engine):
-    running = engine.submit(request(engine, PROMPTS[2], 200))
-    events = iter(running)
-    next(event for event in events if isinstance(event, Text))
     order = []
 
-    def put(self, event):
-        order.append(event)
-        Reply.put(self, event)
+    class Noted(Reply):
+        def put(self, event):
+            order.append((self, event))
+            super().put(event)
 
-    beside = type("Noted", (Reply,), {"put": put})()
-    engine.submit(request(engine, "plum " * 200, 1), beside)
+    running, beside = Noted(), Noted()
+    engine.submit(request(engine, PROMPTS[2], 60), running)
+    next(event for event in running if isinstance(event, Text))
+    long = " ".join(str(n * n) for n in range(300))
+    engine.submit(request(engine, long, 1), beside)
     list(beside)
-    pieces = [event.done for event in order if isinstance(event, Prefilled)]
-    assert len(pieces) > 3, "the prompt was read in large pieces, which others wait for"
+    pieces = [at for at, (reply, event) in enumerate(order) if _is_piece(reply is beside, event)]
+    assert len(pieces) > 2, "the prompt was read at once, which others wait for"
+    assert any(reply is running for reply, _ in order[pieces[0] : pieces[-1]])
     running.cancel()
-    list(events)
+    list(running)
+
+
+def _is_piece(beside, event):
+    return beside and isinstance(event, Prefilled)
 
 
 def test_requests_wait_while_the_budget_is_held_and_a_hopeless_one_is_refused(engine):
