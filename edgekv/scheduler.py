@@ -103,8 +103,8 @@ class _Sequence:
 SHARED_PIECE = 2 * BLOCK
 """Tokens of a prompt in a pass that others wait for: a layer of it is about a token's time."""
 
-SHARE = 1.5
-"""How much longer than a pass of the others' tokens a prompt is read, before their next."""
+SHARE = 1.0
+"""How long a prompt is read before the others' next tokens, in passes of those."""
 
 
 class Scheduler:
@@ -245,12 +245,15 @@ class Scheduler:
         """
         if reading.layers is None:
             reading.layers = self._begin_piece(reading, shared=math.isfinite(seconds))
-        until = time.perf_counter() + seconds
+        begun = time.perf_counter()
         for hidden in reading.layers:
             reading.hidden = hidden
             mx.eval(hidden)
-            if time.perf_counter() > until:
+            if time.perf_counter() > begun + seconds:
                 return
+        if time.perf_counter() > begun + seconds / 2:
+            # What follows, keeping the blocks above all, has a turn of its own.
+            return
         reading.layers = None
         if not reading.unread:
             reading.take(self._model.logits(reading.hidden[-1:])[0])
