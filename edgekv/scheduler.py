@@ -100,10 +100,10 @@ class _Sequence:
         return [*made, *self.cache.arrays()]
 
 
-SHARED_PIECE = 2 * BLOCK
+SHARED_PIECE = BLOCK
 """Tokens of a prompt in a pass that others wait for: a layer of it is about a token's time."""
 
-SHARE = 1.0
+SHARE = 0.75
 """How long a prompt is read before the others' next tokens, in passes of those."""
 
 
