@@ -51,29 +51,49 @@ def test_replies_join_and_leave_between_tokens(engine):
     assert len(rest) > 5 and rest[-1].completion_tokens == 40
 
 
+class Noted(Reply):
+    """A reply that notes its events, in order with others'."""
+
+    def __init__(self, order):
+        super().__init__()
+        self._order = order
+
+    def put(self, event):
+        self._order.append((self, event))
+        super().put(event)
+
+
 def test_a_long_prompt_is_read_between_the_tokens_of_others(engine):
     order = []
-
-    class Noted(Reply):
-        def put(self, event):
-            order.append((self, event))
-            super().put(event)
-
-    running, beside = Noted(), Noted()
-    engine.submit(request(engine, PROMPTS[2], 60), running)
+    running, beside = Noted(order), Noted(order)
+    engine.submit(request(engine, PROMPTS[2], 300), running)
     next(event for event in running if isinstance(event, Text))
-    long = " ".join(str(n * n) for n in range(300))
-    engine.submit(request(engine, long, 1), beside)
+    engine.submit(request(engine, "plum " * 250, 1), beside)
     list(beside)
-    pieces = [at for at, (reply, event) in enumerate(order) if _is_piece(reply is beside, event)]
-    assert len(pieces) > 2, "the prompt was read at once, which others wait for"
-    assert any(reply is running for reply, _ in order[pieces[0] : pieces[-1]])
     running.cancel()
     list(running)
+    pieces = [at for at, (reply, e) in enumerate(order) if reply is beside]
+    pieces = [at for at in pieces if isinstance(order[at][1], Prefilled)]
+    assert len(pieces) >= 2
+    for first, last in zip(pieces, pieces[1:], strict=False):
+        written = [e for reply, e in order[first:last] if reply is running]
+        assert len(written) >= 3, "the running reply waited for a whole piece"
 
 
-def _is_piece(beside, event):
-    return beside and isinstance(event, Prefilled)
+def test_a_prompt_given_up_in_the_middle_of_a_piece_leaves_nothing_wrong(engine):
+    running = engine.submit(request(engine, PROMPTS[2], 300))
+    next(event for event in running if isinstance(event, Text))
+    asked = request(engine, "cherry " * 200, 4)
+    given_up = engine.submit(asked)
+    for event in running:
+        if isinstance(event, Text):
+            break
+    given_up.cancel()
+    assert list(given_up)[-1].reason == "cancelled"
+    running.cancel()
+    list(running)
+    first = text(engine.submit(asked))
+    assert first == text(engine.submit(replace(asked, stops=("never",))))
 
 
 def test_requests_wait_while_the_budget_is_held_and_a_hopeless_one_is_refused(engine):
