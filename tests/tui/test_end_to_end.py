@@ -49,8 +49,8 @@ def test_ask_cancel_retry_quit_reopen_resume_search_export(default_model, tmp_pa
         assert int(prompt) - int(cached) < 64 + 20
         assert last(store)[:4] == before
 
-        app.send(CTRL_S).until("What is the capital of France?")
-        app.send("of spa").until("…And of Spain?…").send("\r").until("1 of 1")
+        app.send(CTRL_S).until("search titles")
+        app.send("and of spa").until("…And of Spain?…").send("\r").until("1 of 1")
         path = tmp_path / "out.json"
         app.send(ESC).send(ESC).send(f"/export {path}\r")
         when(path.exists)
