@@ -55,6 +55,19 @@ def test_a_trailing_slash_and_a_query_change_nothing(server):
     assert server.client.post(path, json={"messages": messages}).status_code == 200
 
 
+def test_small_writes_are_not_held_back(server, monkeypatch):
+    asked = []
+    set_option = socket.socket.setsockopt
+
+    def note(self, *option):
+        asked.append(option)
+        set_option(self, *option)
+
+    monkeypatch.setattr(socket.socket, "setsockopt", note)
+    raw(server.url, b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+    assert (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1) in [option[:3] for option in asked]
+
+
 def test_models_are_listed_and_shown(server):
     (model,) = server.client.get("/v1/models").json()["data"]
     assert server.client.get(f"/v1/models/{model['id']}").json() == model
