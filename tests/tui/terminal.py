@@ -96,3 +96,11 @@ class Terminal:
         """kill -9 of the process, as a crash or the kernel would."""
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
+
+
+def when(condition, seconds=40):
+    """Wait for what can be seen from outside."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from edgekv.sessions import Store
-from tests.tui.terminal import Terminal
+from tests.tui.terminal import Terminal, when
 
 pytestmark = pytest.mark.model
 
@@ -20,14 +20,6 @@ STORY = "Write a very long story about a fox.\r"
 
 def last(store):
     return store.messages(store.last().id)
-
-
-def when(condition, seconds=40):
-    """Wait for something that is seen on disk."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def test_ask_cancel_retry_quit_reopen_resume_search_export(default_model, tmp_path):
@@ -58,7 +50,7 @@ def test_ask_cancel_retry_quit_reopen_resume_search_export(default_model, tmp_pa
         assert last(store)[:4] == before
 
         app.send(CTRL_S).until("search titles")
-        app.send("of spa").until("…And of Spain?…").send("\r").until("1 of 1")
+        app.send("and of spa").until("…And of Spain?…").send("\r").until("1 of 1")
         path = tmp_path / "out.json"
         app.send(ESC).send(ESC).send(f"/export {path}\r")
         when(path.exists)

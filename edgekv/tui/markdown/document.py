@@ -8,7 +8,7 @@ from markdown_it.tree import SyntaxTreeNode
 from edgekv.tui.markdown.blocks import Block, block
 from edgekv.tui.printable import printable
 
-LONG_LINES, LONG_TEXT = 40, 4000
+LONG_LINES, LONG_TEXT = 24, 3000
 """Lines and characters from which an unfinished block is cut, so that its cost stays bounded."""
 
 

@@ -21,6 +21,12 @@ class Row:
     fill: str = ""
     rule: bool = False
 
+    def looks_like(self, other: "Row") -> bool:
+        """Whether both are drawn alike; `==` of their texts would leave styles out."""
+        mine, its = (self.body, self.first, self.rest), (other.body, other.first, other.rest)
+        plain = self.fill == other.fill and self.rule == other.rule
+        return plain and all(a.is_same(b) for a, b in zip(mine, its, strict=True))
+
 
 def indented(rows: Iterable[Row], first: Content, rest: Content) -> list[Row]:
     """The rows behind `first` (once) and `rest` (from then on)."""

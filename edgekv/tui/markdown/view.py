@@ -1,6 +1,7 @@
 """The widget that shows one text of Markdown, whole or while it grows."""
 
 import re
+from dataclasses import dataclass
 from itertools import count
 
 from textual.geometry import Size
@@ -17,6 +18,18 @@ from edgekv.tui.markdown.rows import Row
 MARK = "reverse bold"
 
 
+@dataclass
+class _Laid:
+    """A block with the screen lines of each of its rows; `first` is the index of the first."""
+
+    block: Block
+    first: int
+    by_row: list[tuple[Row, list[Strip]]]
+
+    def __post_init__(self) -> None:
+        self.strips = [strip for _, strips in self.by_row for strip in strips]
+
+
 class MarkdownView(Widget):
     """Draws a Document; the lines of a block are laid out once a width and theme."""
 
@@ -28,7 +41,7 @@ class MarkdownView(Widget):
         self.document = Document(source)
         self._marked = ""
         self._width = 0
-        self._laid: list[tuple[Block, int, list[Strip]]] = []
+        self._laid: list[_Laid] = []
 
     @property
     def source(self) -> str:
@@ -58,13 +71,13 @@ class MarkdownView(Widget):
         return container.width
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
-        return sum(len(strips) for _, _, strips in self._lines(width))
+        return sum(len(laid.strips) for laid in self._lines(width))
 
     def render_line(self, y: int) -> Strip:
-        for _, _, strips in self._lines(self.size.width):
-            if y < len(strips):
-                return strips[y]
-            y -= len(strips)
+        for laid in self._lines(self.size.width):
+            if y < len(laid.strips):
+                return laid.strips[y]
+            y -= len(laid.strips)
         return Strip.blank(self.size.width, self.visual_style.rich_style)
 
     def get_selection(self, selection: Selection) -> tuple[str, str] | None:
@@ -83,30 +96,37 @@ class MarkdownView(Widget):
         self._laid.clear()
         self.refresh()
 
-    def _lines(self, width: int) -> list[tuple[Block, int, list[Strip]]]:
-        """(block, rows in it, its lines) of every block; only what changed is laid out."""
+    def _lines(self, width: int) -> list[_Laid]:
+        """Every block laid out; of a block that has grown, only the rows that changed."""
         if width != self._width:
             self._laid, self._width = [], width
         blocks = self.document.blocks
         same = 0
-        for (block, _, _), wanted in zip(self._laid, blocks, strict=False):
-            if block is not wanted:
+        for laid, wanted in zip(self._laid, blocks, strict=False):
+            if laid.block is not wanted:
                 break
             same += 1
         if same < len(blocks) or same < len(self._laid):
+            stale = self._laid[same:]
             del self._laid[same:]
-            first = sum(rows for _, rows, _ in self._laid)
-            for block in blocks[same:]:
-                rows = [self._styled(row, y) for row, y in zip(block.rows(width), count(first))]
-                self._laid.append((block, len(rows), self._strips(rows, first, width)))
-                first += len(rows)
+            first = sum(len(laid.by_row) for laid in self._laid)
+            for i, block in enumerate(blocks[same:]):
+                before = stale[i] if i < len(stale) and stale[i].first == first else None
+                self._laid.append(self._lay(block, first, width, before))
+                first += len(self._laid[-1].by_row)
         return self._laid
 
-    def _strips(self, rows: list[Row], first: int, width: int) -> list[Strip]:
+    def _lay(self, block: Block, first: int, width: int, before: _Laid | None) -> _Laid:
+        rows = [self._styled(row, y) for row, y in zip(block.rows(width), count(first))]
+        known = before.by_row if before else []
         paint = Paint(self.visual_style, Style.parse("$foreground 40%"))
-        return [
-            strip for y, row in enumerate(rows, first) for strip in layout(row, y, width, paint)
+        by_row = [
+            known[i][1]
+            if i < len(known) and known[i][0].looks_like(row)
+            else layout(row, first + i, width, paint)
+            for i, row in enumerate(rows)
         ]
+        return _Laid(block, first, list(zip(rows, by_row, strict=True)))
 
     def _styled(self, row: Row, y: int) -> Row:
         """The row with the selection and the words looked for in it."""

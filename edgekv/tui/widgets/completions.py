@@ -35,6 +35,8 @@ class Completions(Widget):
 
     def show(self, items: Sequence[Completion]) -> None:
         """Offer these, the first one selected."""
+        if not items and not self._items:
+            return  # as with nearly every key: no layout of the screen for nothing
         self._items, self._at = items, 0
         self.display = bool(items)
         self.refresh(layout=True)
