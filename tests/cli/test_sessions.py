@@ -116,6 +116,20 @@ def test_a_session_in_use_is_refused_and_a_branch_is_the_way_out(run, edgekv, ho
         lock.release()
 
 
+def test_a_branch_is_cut_where_there_is_a_message_and_holds_no_kv_behind(run, edgekv, home):
+    report(run("--session", "s", "hello " * 90))
+    for outside in (-1, 0, 3):
+        refused = edgekv("sessions", "branch", "s", "t", "--at", outside)
+        assert (refused.returncode, refused.stdout) == (2, "")
+        assert f"--at: expected 1 to 2, got {outside}" in refused.stderr
+    assert edgekv("sessions", "branch", "s", "cut", "--at", 1).returncode == 0
+    assert edgekv("sessions", "branch", "s", "all", "--at", 2).returncode == 0
+    with Store(home / "data") as store:
+        held = store.kv_bytes()
+        assert store.get("cut").id not in held
+        assert held[store.get("all").id] == held[store.get("s").id] > 0
+
+
 def test_a_reply_that_is_killed_is_kept_and_marked(model, home):
     command = [sys.executable, "-m", "edgekv", "run", "-m", str(model), "--session", "s", "hi"]
     command += ["--max-tokens", "100000", "--temp", "1", "--seed", "3"]
