@@ -10,6 +10,7 @@ import click
 from edgekv.cli.output import amount, write_facts, write_json, write_table
 from edgekv.cli.store import open_store
 from edgekv.errors import EdgekvError, ExitCode, InvalidValue
+from edgekv.files import private
 from edgekv.sessions import Session, Store
 
 if TYPE_CHECKING:
@@ -130,7 +131,8 @@ def export(name: str, path: Path | None) -> None:
         click.echo(text, nl=False)
         return
     try:
-        path.write_text(text, "utf-8")
+        with open(path, "w", encoding="utf-8", opener=private) as file:
+            file.write(text)
     except OSError as fault:
         raise EdgekvError(f"{path}: cannot be written: {fault.strerror}") from fault
 

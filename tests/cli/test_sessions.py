@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 
@@ -128,6 +129,19 @@ def test_a_branch_is_cut_where_there_is_a_message_and_holds_no_kv_behind(run, ed
         held = store.kv_bytes()
         assert store.get("cut").id not in held
         assert held[store.get("all").id] == held[store.get("s").id] > 0
+
+
+def test_all_that_is_written_is_for_its_owner_alone(run, edgekv, home, tmp_path):
+    assert edgekv("models", "use", "smollm2-135m").returncode == 0
+    (home / "data").mkdir(mode=0o755)
+    report(run("--session", "s", "hello " * 90))
+    exports = [tmp_path / "s.md", tmp_path / "s.edgekv"]
+    for path in exports:
+        assert edgekv("sessions", "export", "s", path).returncode == 0
+    assert list(home.rglob("*.safetensors"))
+    for path in [home, *home.rglob("*"), *exports]:
+        mode = stat.S_IMODE(path.stat().st_mode)
+        assert mode == (0o700 if path.is_dir() else 0o600), path
 
 
 def test_a_reply_that_is_killed_is_kept_and_marked(model, home):
