@@ -23,10 +23,10 @@ from edgekv.sessions.records import (
     SessionInUse,
     SessionNotFound,
     StoreUnavailable,
+    check_name,
 )
 from edgekv.sessions.rows import Rows
 
-MAX_NAME = 200
 EXCERPT = 60
 """Characters of a search hit's excerpt on each side of what was found."""
 
@@ -346,10 +346,7 @@ class Store:
         return one
 
     def _check_free(self, name: str, session: str | None = None) -> None:
-        if not name.strip() or not name.isprintable() or len(name) > MAX_NAME:
-            raise InvalidValue(
-                f"a session's name must be 1 to {MAX_NAME} printable characters, got {name!r}"
-            )
+        check_name(name)
         if any(other.name == name and other.id != session for other in self.sessions()):
             raise InvalidValue(f"there is a session {name!r} already: choose another name")
 

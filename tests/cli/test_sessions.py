@@ -67,7 +67,8 @@ def test_a_session_keeps_its_policy_until_told_otherwise(run):
 
 def test_no_persist_leaves_no_byte(run, edgekv, home):
     run("--no-persist", "hello there")
-    run("--no-persist", "--session", "s", "hello there")
+    unsaved = run("--no-persist", "--session", "s", "hello there")
+    assert report(unsaved)["session"] is None
     assert not home.exists()
     first = report(run("--session", "s", "hello there " * 30))
     before = listing(home)
@@ -98,11 +99,22 @@ def test_a_plain_run_reads_the_store_and_writes_no_text(run, home):
         (["--session", "a\nb", "hi"], 2, "printable"),
     ],
 )
-def test_faults_are_one_line(run, args, code, said):
+def test_faults_are_one_line_and_leave_nothing(run, home, args, code, said):
     result = run(*args)
     assert (result.returncode, result.stdout) == (code, "")
     assert said in result.stderr
     assert len(result.stderr.splitlines()) == 1
+    assert not home.exists()
+
+
+@pytest.mark.parametrize(
+    ("begun", "said"), [([], "without a"), (["--system", "X"], "with another")]
+)
+def test_a_session_keeps_the_beginning_it_has(run, begun, said):
+    report(run("--session", "s", "hello", *begun))
+    refused = run("--session", "s", "--system", "Y", "more")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert f"'s' began {said} system message" in refused.stderr
 
 
 def test_a_session_in_use_is_refused_and_a_branch_is_the_way_out(run, edgekv, home):
