@@ -14,7 +14,8 @@ def private_folder(path: Path) -> Path:
     """A folder that only its owner may enter, made where it is missing, with those above it."""
     if not path.is_dir():
         # The mode that mkdir is given is that of the last folder alone.
-        private_folder(path.parent)
+        if not path.parent.exists():
+            private_folder(path.parent)
         path.mkdir(mode=0o700, exist_ok=True)
     return path
 

@@ -223,6 +223,34 @@ def test_new_sessions_are_told_to_programs(edgekv, home, tmp_path):
     assert printed["path"] is None and "hello" in printed["markdown"]
 
 
+def test_a_missing_index_is_told_once(edgekv, home):
+    with Store(home / "data") as store:
+        for name in ("a", "b"):
+            store.append(store.create(name).id, "user", "hello")
+    (home / "data" / "edgekv.db").unlink()
+    listed = edgekv("sessions", "list")
+    assert "a" in listed.stdout and "b" in listed.stdout
+    assert listed.stderr == (
+        f"edgekv: the index {home / 'data' / 'edgekv.db'} was missing: "
+        "2 of 2 sessions restored from their copies\n"
+    )
+    assert edgekv("sessions", "list").stderr == ""
+
+
+def test_a_store_or_an_archive_that_cannot_be_read_says_what_to_do(edgekv, home, tmp_path):
+    for content in (b"", b"PK\x03\x04 cut short"):
+        (tmp_path / "s.edgekv").write_bytes(content)
+        result = edgekv("sessions", "import", tmp_path / "s.edgekv")
+        assert result.returncode == 5
+        assert "write it again where it came from" in result.stderr
+    assert edgekv("sessions", "list", "--json").stdout == "[]\n"
+    (tmp_path / "file").touch()
+    result = edgekv("sessions", "list", env={"EDGEKV_HOME": str(tmp_path / "file")})
+    assert result.returncode == 1
+    assert "Not a directory: give the folder" in result.stderr
+    assert "Errno" not in result.stderr
+
+
 def test_damage_is_named_and_the_answer_is_made_all_the_same(run, edgekv, home):
     report(run("--session", "s", "hello there " * 20))
     for path in (home / "data").rglob("*.safetensors"):
