@@ -129,8 +129,12 @@ def _open(name: str | None, last: bool, persist: bool) -> Store | None:
     """
     wanted = name is not None or last
     data = config.paths().data
-    # The copies are enough to go on from.
-    exists = (data / "edgekv.db").exists() or (persist and (data / "transcripts").exists())
+    try:
+        # The copies are enough to go on from.
+        exists = (data / "edgekv.db").exists() or (persist and (data / "transcripts").exists())
+    except PermissionError:
+        # Opening the store says what to do about it.
+        exists = True
     if not (exists or (name is not None and persist)) or not (wanted or persist):
         return None
     try:
