@@ -14,7 +14,9 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
@@ -37,20 +39,20 @@ HEADS = {"code": "```python\n", "table": "| a | b | c |\n|---|---|---|\n"}
 class Paced(Gate):
     """Holds the engine for a token's time, on one clock, so that it does not drift."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.due = 0.0
         self.event = self
         self.reached = threading.Event()
 
-    def wait(self, _=None):
+    def wait(self, timeout: float | None = None) -> bool:
         now = time.perf_counter()
         self.due = max(self.due + 1 / RATE, now - 1)
         time.sleep(max(0.0, self.due - now))
         return True
 
 
-def script(kind, n=4000):
+def script(kind: str, n: int = 4000) -> Script:
     whole = HEADS.get(kind, "") + TEXTS[kind] * (4 * n // len(TEXTS[kind]) + 1)
     pieces, pace = [], Paced()
     for i in range(n):
@@ -58,7 +60,7 @@ def script(kind, n=4000):
     return Script(pieces)
 
 
-async def keys_while_streaming(model, kind):
+async def keys_while_streaming(model: Path, kind: str) -> list[tuple[float, float]]:
     """(by the clock, of the app's own CPU time): ms from each of KEYS presses to its paint."""
     stored(200, text="message {} " + PROSE)
     waits = []
@@ -83,11 +85,11 @@ async def keys_while_streaming(model, kind):
     return waits
 
 
-def record_paints(app):
+def record_paints(app: Any) -> list[tuple[float, float]]:  # noqa: ANN401 - the app's own driver
     """When the app has written to its terminal, from now on: by the clock, and in CPU time."""
     display, paints = app._display, []
 
-    def recorded(*args):
+    def recorded(*args: object) -> None:
         display(*args)
         paints.append((time.perf_counter(), time.thread_time()))
 
@@ -95,13 +97,13 @@ def record_paints(app):
     return paints
 
 
-def key(character):
+def key(character: str) -> Any:  # noqa: ANN401 - imported late
     from textual.events import Key
 
     return Key(character, character)
 
 
-async def escape(model):
+async def escape(model: Path) -> float:
     """Milliseconds from Escape to the end of the reply, the engine's token included."""
     async with running(model, script("prose"), size=(120, 40)) as chat:
         await chat.send("go")
@@ -114,7 +116,7 @@ async def escape(model):
         return 1000 * (time.perf_counter() - start)
 
 
-async def opening(model, n=2000):
+async def opening(model: Path, n: int = 2000) -> float:
     """Milliseconds from Enter in the list of sessions to the newest message of one of `n`."""
     stored(n, "long", "message {} " + PROSE)
     async with running(model, size=(120, 40), ready=False) as chat:
@@ -127,7 +129,7 @@ async def opening(model, n=2000):
         return 1000 * (time.perf_counter() - start)
 
 
-async def paste(model):
+async def paste(model: Path) -> float:
     """Milliseconds from a paste of one megabyte to its mark on the screen."""
     from textual.events import Paste
 
@@ -139,7 +141,7 @@ async def paste(model):
         return 1000 * (time.perf_counter() - start)
 
 
-def at_home(measure, *args):
+def at_home(measure: Callable[..., Any], *args: object) -> Any:  # noqa: ANN401
     with tempfile.TemporaryDirectory() as home:
         os.environ["EDGEKV_HOME"] = home
         model = Path(home) / "model.gguf"
@@ -147,7 +149,7 @@ def at_home(measure, *args):
         return asyncio.run(measure(model, *args))
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path)
     out = parser.parse_args().out

@@ -44,6 +44,14 @@ def forward_each(
     return model(rows, BatchStep([make_step(cache, 1) for cache in caches]))
 
 
+def forward_by_layer(model: Decoder, cache: SequenceCache, tokens: mx.array) -> Iterator[mx.array]:
+    """As `forward`, a layer at each turn; the last gives the hidden states.
+
+    The sequence holds the tokens in all layers, and may be used, once the turns are over.
+    """
+    return model.model.by_layer(tokens, make_step(cache, tokens.shape[0]))
+
+
 def chunks(start: int, n: int, n_sink: int, size: int = PREFILL_CHUNK) -> Iterator[int]:
     """Sizes of the pieces of n tokens behind `start`, cut where the grid is cut."""
     assert size % BLOCK == 0

@@ -1,14 +1,16 @@
 """Continuous batching: the replies under way, a step of all of them at a time.
 
-A step is a pass of the newest token of every reply that is being written, and a pass of a piece
-of one prompt that is being read (Orca, OSDI 2022, section 3; Sarathi-Serve, arXiv 2403.02310,
-section 4). So a reply begins and ends between any two tokens, and a long prompt does not hold up
-the others. Linear layers see all rows at once; attention runs through each reply's own cache.
+A step is a pass of the newest token of every reply that is being written, and some layers of a
+pass of a piece of one prompt that is being read (Orca, OSDI 2022, section 3; Sarathi-Serve, arXiv
+2403.02310, section 4). So a reply begins and ends between any two tokens, and a long prompt does
+not hold up the others. Linear layers see all rows at once; attention runs through each reply's own
+cache.
 """
 
+import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,9 +19,10 @@ import mlx.core as mx
 from edgekv.cache.policy import CachePolicy
 from edgekv.errors import DoesNotFit
 from edgekv.events import Finished, FinishReason, Notice, Prefilled, Reply, Request
-from edgekv.generate import PREFILL_CHUNK, chunks, forward, forward_each, longest_chunk
+from edgekv.generate import chunks, forward, forward_by_layer, forward_each, longest_chunk
 from edgekv.grammar import Matcher
 from edgekv.metal.device import physical_memory
+from edgekv.metal.tile import BLOCK
 from edgekv.models.layers import Decoder
 from edgekv.sessions.reuse import Reuse, Tracked
 from edgekv.speech import Chooser, Drawn, Tally, Writer
@@ -64,6 +67,9 @@ class _Sequence:
         """The newest token: not read, and not in the cache."""
         self.logits: mx.array | None = None
         """Scores of a reply with a grammar, whose token is drawn when they are there."""
+        self.layers: Iterator[mx.array] | None = None
+        """What is left of a pass of a piece of the prompt, which is in the cache in part."""
+        self.hidden: mx.array
 
     @property
     def unread(self) -> int:
@@ -94,20 +100,11 @@ class _Sequence:
         return [*made, *self.cache.arrays()]
 
 
-class _Pace:
-    """How much of a prompt to read while others wait: as much as takes twice their own step."""
+SHARED_PIECE = BLOCK
+"""Tokens of a prompt in a pass that others wait for: a layer of it is about a token's time."""
 
-    LEAST = 16
-
-    def __init__(self) -> None:
-        self.piece = 2 * self.LEAST
-
-    def measure(self, writing_s: float, reading_s: float) -> None:
-        """Learn from a step's two passes."""
-        wanted = self.piece * 2 * writing_s / reading_s
-        # Half way, and twice as much at the most, for a single step says little.
-        near = int(min((self.piece + wanted) / 2, 2 * self.piece)) // self.LEAST * self.LEAST
-        self.piece = max(self.LEAST, min(PREFILL_CHUNK, near))
+SHARE = 0.75
+"""How long a prompt is read before the others' next tokens, in passes of those."""
 
 
 class Scheduler:
@@ -127,7 +124,6 @@ class Scheduler:
         self.limits = Limits()
         self._waiting: deque[tuple[Request, Reply]] = deque()
         self._running: list[_Sequence] = []
-        self._pace = _Pace()
         self._prompt_tokens = self._completion_tokens = 0
 
     @property
@@ -165,17 +161,15 @@ class Scheduler:
         for one in list(self._running):
             self._guard(one, one.draw_late)
         newest = [(one, one.drawn) for one in self._running if one.drawn is not None]
-        reading = next((one for one in self._running if one.unread), None)
+        reading = self._next_to_read()
         begun = time.perf_counter()
         self._together([one for one, _ in newest if not one.is_last], self._write_on)
         for one, drawn in newest:
             self._guard(one, partial(self._read, one, drawn))
         written = time.perf_counter()
         if reading is not None and reading in self._running:
-            self._together([reading], lambda _: self._read_on(reading, bool(newest)))
-            self._guard(reading, partial(self._report_progress, reading))
-            if newest:
-                self._pace.measure(written - begun, time.perf_counter() - written)
+            seconds = SHARE * (written - begun) if newest else math.inf
+            self._together([reading], lambda _: self._read_on(reading, seconds))
 
     def _together(
         self, sequences: Sequence[_Sequence], work: Callable[[Sequence[_Sequence]], None]
@@ -239,19 +233,43 @@ class Scheduler:
             one.take(logits)
         mx.async_eval(hidden, *(array for one in writing for array in one.pending()))
 
-    def _read_on(self, reading: _Sequence, shared: bool) -> None:
-        """Put a piece of a prompt through the model.
+    def _next_to_read(self) -> _Sequence | None:
+        """The reply whose prompt is read now: one that is in the middle of a pass, or the next."""
+        begun = (one for one in self._running if one.layers is not None)
+        return next(begun, None) or next((one for one in self._running if one.unread), None)
+
+    def _read_on(self, reading: _Sequence, seconds: float) -> None:
+        """Put a piece of a prompt through the model, layer by layer, until the time is over.
 
         It is waited for, so that the memory of a long prompt's reading does not grow with it.
         """
+        if reading.layers is None:
+            reading.layers = self._begin_piece(reading, shared=math.isfinite(seconds))
+        begun = time.perf_counter()
+        for hidden in reading.layers:
+            reading.hidden = hidden
+            mx.eval(hidden)
+            if time.perf_counter() > begun + seconds:
+                return
+        if time.perf_counter() > begun + seconds / 2:
+            # What follows, keeping the blocks above all, has a turn of its own.
+            return
+        reading.layers = None
+        if not reading.unread:
+            reading.take(self._model.logits(reading.hidden[-1:])[0])
+        mx.eval(reading.pending())
+        if not reading.unread:
+            reading.tally.prefilled()
+        self._report_progress(reading)
+
+    def _begin_piece(self, reading: _Sequence, shared: bool) -> Iterator[mx.array]:
         prompt, done = reading.request.prompt, reading.cache.length
         policy = reading.cache.policy
         size = next(chunks(done, reading.unread, policy.n_sink, longest_chunk(policy)))
-        piece = prompt[done : done + (min(size, self._pace.piece) if shared else size)]
-        hidden = forward(self._model, reading.cache, mx.array(list(piece)))
-        if not reading.unread:
-            reading.take(self._model.logits(hidden[-1:])[0])
-        mx.eval(hidden, *reading.pending())
+        tokens = mx.array(prompt[done : done + (min(size, SHARED_PIECE) if shared else size)])
+        if len(tokens) == 1:
+            return iter([forward(self._model, reading.cache, tokens)])
+        return forward_by_layer(self._model, reading.cache, tokens)
 
     def _read(self, one: _Sequence, drawn: Drawn) -> None:
         """Turn a token into events."""
@@ -290,7 +308,8 @@ class Scheduler:
         if one.writer.finish():
             reason = "stop"
         finished = one.tally.finished(reason, one.writer)
-        self._reuse.end(one.tracked)
+        if one.layers is None:
+            self._reuse.end(one.tracked)
         self._tell(one.reply)
         self._end(one, finished)
 

@@ -51,23 +51,49 @@ def test_replies_join_and_leave_between_tokens(engine):
     assert len(rest) > 5 and rest[-1].completion_tokens == 40
 
 
-def test_a_long_prompt_is_read_between_the_tokens_of_others(engine):
-    running = engine.submit(request(engine, PROMPTS[2], 200))
-    events = iter(running)
-    next(event for event in events if isinstance(event, Text))
-    order = []
+class Noted(Reply):
+    """A reply that notes its events, in order with others'."""
+
+    def __init__(self, order):
+        super().__init__()
+        self._order = order
 
     def put(self, event):
-        order.append(event)
-        Reply.put(self, event)
+        self._order.append((self, event))
+        super().put(event)
 
-    beside = type("Noted", (Reply,), {"put": put})()
-    engine.submit(request(engine, "plum " * 200, 1), beside)
+
+def test_a_long_prompt_is_read_between_the_tokens_of_others(engine):
+    order = []
+    running, beside = Noted(order), Noted(order)
+    engine.submit(request(engine, PROMPTS[2], 300), running)
+    next(event for event in running if isinstance(event, Text))
+    engine.submit(request(engine, "plum " * 250, 1), beside)
     list(beside)
-    pieces = [event.done for event in order if isinstance(event, Prefilled)]
-    assert len(pieces) > 3, "the prompt was read in large pieces, which others wait for"
     running.cancel()
-    list(events)
+    list(running)
+    pieces = [at for at, (reply, e) in enumerate(order) if reply is beside]
+    pieces = [at for at in pieces if isinstance(order[at][1], Prefilled)]
+    assert len(pieces) >= 2
+    for first, last in zip(pieces, pieces[1:], strict=False):
+        written = [e for reply, e in order[first:last] if reply is running]
+        assert len(written) >= 3, "the running reply waited for a whole piece"
+
+
+def test_a_prompt_given_up_in_the_middle_of_a_piece_leaves_nothing_wrong(engine):
+    running = engine.submit(request(engine, PROMPTS[2], 300))
+    next(event for event in running if isinstance(event, Text))
+    asked = request(engine, "cherry " * 200, 4)
+    given_up = engine.submit(asked)
+    for event in running:
+        if isinstance(event, Text):
+            break
+    given_up.cancel()
+    assert list(given_up)[-1].reason == "cancelled"
+    running.cancel()
+    list(running)
+    first = text(engine.submit(asked))
+    assert first == text(engine.submit(replace(asked, stops=("never",))))
 
 
 def test_requests_wait_while_the_budget_is_held_and_a_hopeless_one_is_refused(engine):

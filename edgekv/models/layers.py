@@ -1,5 +1,6 @@
 """The parts that the decoder families share. Rows are tokens: every activation is (n, features)."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any, Protocol, Self
 
@@ -169,11 +170,16 @@ class DecoderModel(Module):
         self.norm = nn.RMSNorm(args.hidden_size, eps=args.rms_norm_eps)
 
     def __call__(self, inputs: mx.array, step: Attend) -> mx.array:
+        *_, out = self.by_layer(inputs, step)
+        return out
+
+    def by_layer(self, inputs: mx.array, step: Attend) -> Iterator[mx.array]:
+        """What each block gives, one after another, and at last the hidden states."""
         x = self.embed_tokens(inputs)
         for layer in self.layers:
             x = layer(x, step)
-        out: mx.array = self.norm(x)
-        return out
+            yield x
+        yield self.norm(x)
 
 
 class Decoder(Module):
