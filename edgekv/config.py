@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgekv.errors import EdgekvError, InvalidValue
+from edgekv.files import private, private_folder
 
 DEFAULT_MODEL = "smollm2-135m"
 KV_BITS = (2, 3, 4, 8, 16)
@@ -252,10 +253,10 @@ def set_model(name: str) -> Path:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    private_folder(path.parent)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("wb") as file:
+        with open(temporary, "wb", opener=private) as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from edgekv import config
-from edgekv.sessions.files import private_folder, write_whole
+from edgekv.files import private_folder, write_whole
 
 Bits = tuple[int, int]
 LARGEST = 1 << 20

@@ -13,6 +13,7 @@ from edgekv.cli.interrupt import interrupting
 from edgekv.cli.store import open_store
 from edgekv.conversation import checked
 from edgekv.errors import EdgekvError, InvalidValue
+from edgekv.files import private_folder
 from edgekv.sessions import Message, SessionNotFound
 from edgekv.tui.chat import Chat
 from edgekv.tui.inbox import Inbox
@@ -246,6 +247,6 @@ def _history(keep: bool) -> Iterator[None]:
     finally:
         if keep:
             with contextlib.suppress(OSError):
-                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                private_folder(path.parent)
                 path.touch(mode=0o600)
                 readline.write_history_file(path)

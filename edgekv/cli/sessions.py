@@ -10,6 +10,7 @@ import click
 from edgekv.cli.output import amount, write_facts, write_json, write_table
 from edgekv.cli.store import open_store
 from edgekv.errors import EdgekvError, ExitCode, InvalidValue
+from edgekv.files import private
 from edgekv.sessions import Session, Store
 
 if TYPE_CHECKING:
@@ -90,12 +91,16 @@ def rm(names: tuple[str, ...], as_json: bool) -> None:
 @click.argument("name")
 @click.argument("new", required=False)
 @click.option(
-    "--at", "position", type=int, metavar="N", help="Before message N (default: the end)."
+    "--at", "position", type=int, metavar="N", help="Keep the first N messages (default: all)."
 )
 def branch(name: str, new: str | None, position: int | None) -> None:
-    """Go on from a session, or from before one of its messages, in a session of its own."""
+    """Go on from a session, or from its first messages, in a session of its own."""
     with open_store() as store:
-        click.echo(store.branch(store.get(name).id, position, new).name)
+        origin = store.get(name)
+        if position is not None and not 1 <= position <= origin.n_messages:
+            expected = f"1 to {origin.n_messages}" if origin.n_messages else "a session of messages"
+            raise InvalidValue(f"--at: expected {expected}, got {position}")
+        click.echo(store.branch(origin.id, position, new).name)
 
 
 @sessions.command()
@@ -126,7 +131,8 @@ def export(name: str, path: Path | None) -> None:
         click.echo(text, nl=False)
         return
     try:
-        path.write_text(text, "utf-8")
+        with open(path, "w", encoding="utf-8", opener=private) as file:
+            file.write(text)
     except OSError as fault:
         raise EdgekvError(f"{path}: cannot be written: {fault.strerror}") from fault
 

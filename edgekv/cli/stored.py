@@ -10,6 +10,7 @@ from edgekv.conversation import joined
 from edgekv.errors import InvalidValue
 from edgekv.sessions import Session, SessionNotFound, Store, StoreUnavailable
 from edgekv.sessions.recording import Recording
+from edgekv.sessions.records import check_name
 
 REMEMBERED = ("model", "window", "n_sink", "k_bits", "v_bits", "kv_policy")
 """Settings that a session keeps: its KV depends on them."""
@@ -20,16 +21,21 @@ _BITS = {"kv_bits", "k_bits", "v_bits"}
 class Stored:
     """A store to read KV from, and the session that a turn is read from and written to.
 
-    name: of the session, which is made when its first turn begins; None for a turn of its own.
+    name: what a session that is made when its first turn begins is called; None makes none.
     """
 
     def __init__(
         self, store: Store | None, name: str | None, session: Session | None, persist: bool
     ) -> None:
         self.store = store
-        self.name = name
+        self._name = name
         self._session = session
         self._persist = persist
+
+    @property
+    def name(self) -> str | None:
+        """Of the session that there is by now."""
+        return None if self._session is None else self._session.name
 
     @property
     def session_id(self) -> str | None:
@@ -62,21 +68,22 @@ class Stored:
         if not before and system is not None:
             before = [{"role": "system", "content": system}]
         elif before and flag is not None and flag != first:
+            began = "without a" if first is None else "with another"
             raise InvalidValue(
-                f"session {self.name!r} began with another system message: "
+                f"session {self.name!r} began {began} system message: "
                 "leave --system out, or give another --session"
             )
         return joined([*before, {"role": "user", "content": text}])
 
     def begin(self, text: str, settings: config.Config) -> Recording | None:
         """Write the user's message down, in a session made now where it is new."""
-        if self.store is None or self.name is None or not self._persist:
+        if self.store is None or not self._persist or not (self._session or self._name):
             return None
         kept = {key: getattr(settings, key) for key in REMEMBERED}
         new = self._session is None
         try:
             if self._session is None:
-                self._session = self.store.create(self.name, settings.model, kept)
+                self._session = self.store.create(self._name, settings.model, kept)
             else:
                 self.store.configure(self._session.id, settings.model, kept)
         except StoreUnavailable as fault:
@@ -98,8 +105,10 @@ def stored(name: str | None, last: bool, persist: bool) -> Iterator[Stored]:
     """
     if name is not None and last:
         raise InvalidValue("--continue goes on with the last session: leave --session out")
+    if name is not None:
+        check_name(name)
     with ExitStack() as stack:
-        store = _open(name is not None or last, persist)
+        store = _open(name, last, persist)
         if store is None:
             if last:
                 raise SessionNotFound("there is no session to continue: begin one with --session")
@@ -110,13 +119,19 @@ def stored(name: str | None, last: bool, persist: bool) -> Iterator[Stored]:
         persist = persist and store.writable
         if session is not None and persist:
             stack.callback(store.lock(session.id).release)
-        yield Stored(store, name if session is None else session.name, session, persist)
+        yield Stored(store, name, session, persist)
 
 
-def _open(wanted: bool, persist: bool) -> Store | None:
-    """The store, if it is needed: to write in, or to read where it exists."""
-    exists = (config.paths().data / "edgekv.db").exists()
-    if not (exists or (wanted and persist)) or not (wanted or persist):
+def _open(name: str | None, last: bool, persist: bool) -> Store | None:
+    """The store, if it is needed: to write in, or to read where it exists.
+
+    The last session cannot be in one that is made now, so none is.
+    """
+    wanted = name is not None or last
+    data = config.paths().data
+    # The copies are enough to go on from.
+    exists = (data / "edgekv.db").exists() or (persist and (data / "transcripts").exists())
+    if not (exists or (name is not None and persist)) or not (wanted or persist):
         return None
     try:
         store = open_store(read_only=not persist)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from edgekv.errors import EdgekvError
+from edgekv.files import private_folder
 
 CHUNK = 1 << 20
 PARTIAL = ".partial"
@@ -53,14 +54,14 @@ def workspace(folder: Path, waiting: Callable[[], None]) -> Iterator[Path]:
     partial = folder / PARTIAL
     lock = FileLock(folder.with_name(f".{folder.name}.lock"))
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(folder.parent)
         try:
             lock.acquire(timeout=0)
         except Timeout:
             waiting()
             lock.acquire()
         shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
+        private_folder(partial)
     except OSError as error:
         lock.release()
         raise refusal(folder, error) from None

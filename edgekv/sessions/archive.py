@@ -10,6 +10,7 @@ import zipfile
 from pathlib import Path
 
 from edgekv.errors import DamagedFile, EdgekvError, InvalidValue
+from edgekv.files import private
 from edgekv.sessions.blocks import BlockFiles
 from edgekv.sessions.entry import Refused, decode, encode
 from edgekv.sessions.mirror import Transcript, from_document, to_document
@@ -38,10 +39,9 @@ def to_archive(store: Store, files: BlockFiles, session: Session, path: Path) ->
     document = to_document(session, store.messages(session.id))
     keys = files.held(session.id)
     try:
-        with zipfile.ZipFile(path, "w") as archive:
+        with open(path, "wb", opener=private) as file, zipfile.ZipFile(file, "w") as archive:
             archive.writestr("session.json", json.dumps(document))
             n = sum(_add(archive, files, key) for key in keys)
-        path.chmod(0o600)
     except OSError as fault:
         raise EdgekvError(f"{path}: cannot be written: {fault.strerror}") from fault
     return n

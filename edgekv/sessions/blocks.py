@@ -6,8 +6,8 @@ from array import array
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from edgekv.files import private_folder, sweep_temporary, write_whole
 from edgekv.sessions.entry import Entry, Refused, decode, encode
-from edgekv.sessions.files import private_folder, sweep_temporary, write_whole
 from edgekv.sessions.lock import locked_sessions
 from edgekv.sessions.records import StoreUnavailable
 from edgekv.sessions.store import Store

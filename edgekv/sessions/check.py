@@ -5,9 +5,9 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from edgekv.files import sweep_temporary
 from edgekv.sessions.blocks import BlockFiles
 from edgekv.sessions.entry import Refused
-from edgekv.sessions.files import sweep_temporary
 from edgekv.sessions.lock import SessionLock
 from edgekv.sessions.store import Store
 

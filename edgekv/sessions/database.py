@@ -10,7 +10,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from edgekv.sessions.files import private_folder
+from edgekv.files import private_folder, tighten
 from edgekv.sessions.records import StoreUnavailable
 
 BUSY_S = 10.0
@@ -86,7 +86,7 @@ class Database:
         return db
 
     def _connect_to_write(self) -> sqlite3.Connection:
-        private_folder(self.path.parent)
+        tighten(private_folder(self.path.parent))
         # SQLite gives the files beside it the mode of the database.
         os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
         db = _open(self.path.as_uri())

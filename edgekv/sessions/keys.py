@@ -3,8 +3,8 @@
 import zlib
 from pathlib import Path
 
+from edgekv.files import write_whole
 from edgekv.sessions.database import Database
-from edgekv.sessions.files import write_whole
 from edgekv.sessions.seal import Clear, Seal, Sealed, StoreLocked, make, unlock
 
 

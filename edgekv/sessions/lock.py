@@ -4,7 +4,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from edgekv.sessions.files import private_folder
+from edgekv.files import private_folder
 from edgekv.sessions.records import Session, SessionInUse
 
 

@@ -12,7 +12,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from edgekv.sessions.files import private_folder, write_whole
+from edgekv.files import private_folder, write_whole
 from edgekv.sessions.records import Message, Session
 from edgekv.sessions.seal import Seal
 

@@ -6,6 +6,8 @@ from typing import Any
 
 from edgekv.errors import EdgekvError, InvalidValue
 
+MAX_NAME = 200
+
 
 class SessionNotFound(InvalidValue):
     """No stored session has that name or id."""
@@ -69,3 +71,11 @@ class Hit:
     position: int
     role: str
     excerpt: str
+
+
+def check_name(name: str) -> None:
+    """Raise InvalidValue for what no session can be called."""
+    if not name.strip() or not name.isprintable() or len(name) > MAX_NAME:
+        raise InvalidValue(
+            f"a session's name must be 1 to {MAX_NAME} printable characters, got {name!r}"
+        )

@@ -23,10 +23,10 @@ from edgekv.sessions.records import (
     SessionInUse,
     SessionNotFound,
     StoreUnavailable,
+    check_name,
 )
 from edgekv.sessions.rows import Rows
 
-MAX_NAME = 200
 EXCERPT = 60
 """Characters of a search hit's excerpt on each side of what was found."""
 
@@ -138,16 +138,18 @@ class Store:
     def branch(self, session: str, position: int | None = None, name: str | None = None) -> Session:
         """A new session with the messages before `position` (default: all) of this one.
 
-        Its settings and model are the same, and so is its KV on disk, which is shared. To edit
-        message p, branch at p (or `truncate` at p) and append the edited one.
+        Its settings and model are the same. All of it shares the KV on disk; one that is cut
+        holds none until its next turn, which finds what is there. To edit message p, branch at p
+        (or `truncate` at p) and append the edited one. Raises InvalidValue for a position outside.
         """
-        origin = self.get(session)
-        said = self.messages(session)[:position]
-        new = self.create(name, origin.model, origin.settings, origin.id, said)
-        with self.db.transaction() as db:
-            db.execute(
-                "INSERT INTO holds SELECT ?, key FROM holds WHERE session = ?", (new.id, origin.id)
-            )
+        origin, said = self.get(session), self.messages(session)
+        if position is not None and not 0 <= position <= len(said):
+            raise InvalidValue(f"expected a position of 0 to {len(said)}, got {position}")
+        new = self.create(name, origin.model, origin.settings, origin.id, said[:position])
+        if new.n_messages == len(said):
+            query = "INSERT INTO holds SELECT ?, key FROM holds WHERE session = ?"
+            with self.db.transaction() as db:
+                db.execute(query, (new.id, origin.id))
         return new
 
     def delete(self, session: str) -> None:
@@ -344,10 +346,7 @@ class Store:
         return one
 
     def _check_free(self, name: str, session: str | None = None) -> None:
-        if not name.strip() or not name.isprintable() or len(name) > MAX_NAME:
-            raise InvalidValue(
-                f"a session's name must be 1 to {MAX_NAME} printable characters, got {name!r}"
-            )
+        check_name(name)
         if any(other.name == name and other.id != session for other in self.sessions()):
             raise InvalidValue(f"there is a session {name!r} already: choose another name")
 

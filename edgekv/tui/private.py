@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from edgekv.errors import EdgekvError
-from edgekv.sessions.files import private_folder, write_whole
+from edgekv.files import private_folder, write_whole
 
 
 def write_private(path: Path, text: str) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 
@@ -66,7 +67,8 @@ def test_a_session_keeps_its_policy_until_told_otherwise(run):
 
 def test_no_persist_leaves_no_byte(run, edgekv, home):
     run("--no-persist", "hello there")
-    run("--no-persist", "--session", "s", "hello there")
+    unsaved = run("--no-persist", "--session", "s", "hello there")
+    assert report(unsaved)["session"] is None
     assert not home.exists()
     first = report(run("--session", "s", "hello there " * 30))
     before = listing(home)
@@ -97,11 +99,22 @@ def test_a_plain_run_reads_the_store_and_writes_no_text(run, home):
         (["--session", "a\nb", "hi"], 2, "printable"),
     ],
 )
-def test_faults_are_one_line(run, args, code, said):
+def test_faults_are_one_line_and_leave_nothing(run, home, args, code, said):
     result = run(*args)
     assert (result.returncode, result.stdout) == (code, "")
     assert said in result.stderr
     assert len(result.stderr.splitlines()) == 1
+    assert not home.exists()
+
+
+@pytest.mark.parametrize(
+    ("begun", "said"), [([], "without a"), (["--system", "X"], "with another")]
+)
+def test_a_session_keeps_the_beginning_it_has(run, begun, said):
+    report(run("--session", "s", "hello", *begun))
+    refused = run("--session", "s", "--system", "Y", "more")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert f"'s' began {said} system message" in refused.stderr
 
 
 def test_a_session_in_use_is_refused_and_a_branch_is_the_way_out(run, edgekv, home):
@@ -114,6 +127,33 @@ def test_a_session_in_use_is_refused_and_a_branch_is_the_way_out(run, edgekv, ho
         assert edgekv("sessions", "branch", "s", "t").stdout == "t\n"
         assert report(run("--session", "t", "more"))["usage"]["cached_tokens"] > 0
         lock.release()
+
+
+def test_a_branch_is_cut_where_there_is_a_message_and_holds_no_kv_behind(run, edgekv, home):
+    report(run("--session", "s", "hello " * 90))
+    for outside in (-1, 0, 3):
+        refused = edgekv("sessions", "branch", "s", "t", "--at", outside)
+        assert (refused.returncode, refused.stdout) == (2, "")
+        assert f"--at: expected 1 to 2, got {outside}" in refused.stderr
+    assert edgekv("sessions", "branch", "s", "cut", "--at", 1).returncode == 0
+    assert edgekv("sessions", "branch", "s", "all", "--at", 2).returncode == 0
+    with Store(home / "data") as store:
+        held = store.kv_bytes()
+        assert store.get("cut").id not in held
+        assert held[store.get("all").id] == held[store.get("s").id] > 0
+
+
+def test_all_that_is_written_is_for_its_owner_alone(run, edgekv, home, tmp_path):
+    assert edgekv("models", "use", "smollm2-135m").returncode == 0
+    (home / "data").mkdir(mode=0o755)
+    report(run("--session", "s", "hello " * 90))
+    exports = [tmp_path / "s.md", tmp_path / "s.edgekv"]
+    for path in exports:
+        assert edgekv("sessions", "export", "s", path).returncode == 0
+    assert list(home.rglob("*.safetensors"))
+    for path in [home, *home.rglob("*"), *exports]:
+        mode = stat.S_IMODE(path.stat().st_mode)
+        assert mode == (0o700 if path.is_dir() else 0o600), path
 
 
 def test_a_reply_that_is_killed_is_kept_and_marked(model, home):

@@ -95,6 +95,9 @@ def test_a_branch_has_the_turns_before_it_and_goes_its_own_way(store):
     store.append(branch.id, "assistant", "another answer")
     assert contents(store, session.id)[3] == "answer 1"
     assert store.branch(session.id).n_messages == 6
+    for outside in (-1, 7):
+        with pytest.raises(InvalidValue, match=f"0 to 6, got {outside}"):
+            store.branch(session.id, outside)
 
 
 def test_truncating_takes_back_turns_and_the_next_takes_their_place(store):

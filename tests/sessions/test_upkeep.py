@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from edgekv.errors import DamagedFile, InvalidValue
+from edgekv.files import sweep_temporary
 from edgekv.sessions import Store
 from edgekv.sessions.archive import from_archive, to_archive, to_markdown
 from edgekv.sessions.blocks import BlockFiles
 from edgekv.sessions.check import gc, verify
 from edgekv.sessions.entry import Entry
-from edgekv.sessions.files import sweep_temporary
 from edgekv.sessions.fingerprint import fingerprint
 from edgekv.sessions.records import StoreUnavailable
 from edgekv.sessions.seal import StoreLocked

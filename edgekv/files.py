@@ -10,18 +10,26 @@ STALE_S = 3600.0
 
 
 def private_folder(path: Path) -> Path:
-    """A folder that only its owner may enter, made where it is missing."""
+    """A folder that only its owner may enter, made where it is missing, with those above it."""
     if not path.is_dir():
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path.chmod(0o700)
+        # The mode that mkdir is given is that of the last folder alone.
+        private_folder(path.parent)
+        path.mkdir(mode=0o700, exist_ok=True)
     return path
+
+
+def tighten(path: Path) -> None:
+    """Close a folder of ours to others, which an earlier version or another tool left open."""
+    facts = path.stat()
+    if facts.st_mode & 0o077 and facts.st_uid == os.getuid():
+        path.chmod(0o700)
 
 
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file so that a reader finds all of it or none. Raises OSError."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}{TEMPORARY}")
     try:
-        with open(temporary, "wb", opener=_private) as file:
+        with open(temporary, "wb", opener=private) as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -32,7 +40,8 @@ def write_whole(path: Path, content: bytes) -> None:
     sync_folder(path.parent)
 
 
-def _private(path: str, flags: int) -> int:
+def private(path: str, flags: int) -> int:
+    """An `opener` for `open`: a new file is for its owner alone."""
     return os.open(path, flags, 0o600)
 
 
