@@ -1,6 +1,7 @@
 """Private files that are whole or absent: temporary name, fsync, rename."""
 
 import os
+import stat
 import time
 from pathlib import Path
 
@@ -13,7 +14,8 @@ def private_folder(path: Path) -> Path:
     """A folder that only its owner may enter, made where it is missing, with those above it."""
     if not path.is_dir():
         # The mode that mkdir is given is that of the last folder alone.
-        private_folder(path.parent)
+        if not path.parent.exists():
+            private_folder(path.parent)
         path.mkdir(mode=0o700, exist_ok=True)
     return path
 
@@ -41,8 +43,11 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def private(path: str, flags: int) -> int:
-    """An `opener` for `open`: a new file is for its owner alone."""
-    return os.open(path, flags, 0o600)
+    """An `opener` for `open`: a file for its owner alone, also where it replaces another."""
+    handle = os.open(path, flags, 0o600)
+    if stat.S_ISREG(os.fstat(handle).st_mode):
+        os.fchmod(handle, 0o600)
+    return handle
 
 
 def sync_folder(folder: Path) -> None:

@@ -1,6 +1,5 @@
 """`edgekv models`: the catalog, and what of it is on this machine."""
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,8 @@ from edgekv import catalog, config, download
 from edgekv.cache.policy import describe
 from edgekv.catalog import ModelEntry
 from edgekv.cli import machine
+from edgekv.cli.confirm import confirm, yes_option
 from edgekv.cli.output import amount, count, write_facts, write_json, write_table, yes_no
-from edgekv.errors import InvalidValue
 from edgekv.models.shape import ModelShape
 
 # How the facts that are not plain text look to people.
@@ -178,25 +177,20 @@ def _text(value: object) -> str:
 
 @models.command()
 @click.argument("name")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@yes_option
 @json_option
 def rm(name: str, yes: bool, as_json: bool) -> None:
     """Remove what edgekv downloaded of a model."""
     model = catalog.resolve(name)
     places = download.owned(model)
     if places and not yes:
-        _ask(download.name_of(model), sum(map(download.size_on_disk, places)))
+        title, size = download.name_of(model), sum(map(download.size_on_disk, places))
+        confirm(f"Remove {title} ({amount(size)})?", title, "removing")
     freed = download.remove(model)
     if as_json:
         write_json({"model": name, "freed": freed})
     else:
         click.echo(f"removed {download.name_of(model)}, {amount(freed)} freed", err=True)
-
-
-def _ask(name: str, size: int) -> None:
-    if not sys.stdin.isatty():
-        raise InvalidValue(f"{name}: removing needs -y where nobody can be asked")
-    click.confirm(f"Remove {name} ({amount(size)})?", abort=True, err=True)
 
 
 @models.command()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from edgekv.cli.confirm import confirm, yes_option
 from edgekv.cli.output import amount, write_facts, write_json, write_table
 from edgekv.cli.store import open_store
 from edgekv.errors import EdgekvError, ExitCode, InvalidValue
@@ -72,12 +73,17 @@ def show(name: str, as_json: bool) -> None:
 
 @sessions.command()
 @click.argument("names", nargs=-1, required=True)
+@yes_option
 @as_json_option
-def rm(names: tuple[str, ...], as_json: bool) -> None:
+def rm(names: tuple[str, ...], yes: bool, as_json: bool) -> None:
     """Remove sessions for good, with every block that no other session uses."""
     with open_store() as store:
         files = _files(store)
-        for session in [store.get(name) for name in names]:
+        found = {session.id: session for session in map(store.get, names)}
+        if not yes:
+            listed = ", ".join(session.name for session in found.values())
+            confirm(f"Remove {listed} for good?", listed, "removing")
+        for session in found.values():
             lock = store.lock(session.id)
             try:
                 store.purge(session.id)
@@ -93,14 +99,15 @@ def rm(names: tuple[str, ...], as_json: bool) -> None:
 @click.option(
     "--at", "position", type=int, metavar="N", help="Keep the first N messages (default: all)."
 )
-def branch(name: str, new: str | None, position: int | None) -> None:
+@as_json_option
+def branch(name: str, new: str | None, position: int | None, as_json: bool) -> None:
     """Go on from a session, or from its first messages, in a session of its own."""
     with open_store() as store:
         origin = store.get(name)
         if position is not None and not 1 <= position <= origin.n_messages:
             expected = f"1 to {origin.n_messages}" if origin.n_messages else "a session of messages"
             raise InvalidValue(f"--at: expected {expected}, got {position}")
-        click.echo(store.branch(origin.id, position, new).name)
+        _say_new(as_json, store, store.branch(origin.id, position, new))
 
 
 @sessions.command()
@@ -115,21 +122,35 @@ def pin(name: str, off: bool) -> None:
 @sessions.command()
 @click.argument("name")
 @click.argument("path", type=Path, required=False)
-def export(name: str, path: Path | None) -> None:
+@yes_option
+@as_json_option
+def export(name: str, path: Path | None, yes: bool, as_json: bool) -> None:
     """Write a session as Markdown (to PATH ending in .md, or standard output) or, for any other
     PATH, as an archive with its KV that goes on elsewhere."""
     from edgekv.sessions.archive import to_archive, to_markdown
 
     with open_store() as store:
         session = store.get(name)
-        if path is not None and path.suffix != ".md":
+        if path is not None and path.exists() and not yes:
+            confirm(f"Replace {path}?", f"{path} exists", "replacing it")
+        facts = {"session": session.name, "path": None if path is None else str(path)}
+        n, text = 0, None
+        if path is None or path.suffix == ".md":
+            text = to_markdown(store, session)
+        else:
             n = to_archive(store, _files(store), session, path)
-            click.echo(f"{path}: {session.n_messages} messages, {n} blocks", err=True)
-            return
-        text = to_markdown(store, session)
-    if path is None:
+    if path is not None and text is not None:
+        _write(path, text)
+    if as_json:
+        shown = {"markdown": text} if path is None else {}
+        write_json(facts | {"messages": session.n_messages, "blocks": n} | shown)
+    elif path is None:
         click.echo(text, nl=False)
-        return
+    else:
+        click.echo(f"{path}: {session.n_messages} messages, {n} blocks", err=True)
+
+
+def _write(path: Path, text: str) -> None:
     try:
         with open(path, "w", encoding="utf-8", opener=private) as file:
             file.write(text)
@@ -140,12 +161,13 @@ def export(name: str, path: Path | None) -> None:
 @sessions.command("import")
 @click.argument("path", type=Path)
 @click.option("--name", metavar="NAME", help="Instead of the name in the archive.")
-def import_(path: Path, name: str | None) -> None:
+@as_json_option
+def import_(path: Path, name: str | None, as_json: bool) -> None:
     """Bring an archive in as a new session."""
     from edgekv.sessions.archive import from_archive
 
     with open_store() as store:
-        click.echo(from_archive(store, _files(store), path, name).name)
+        _say_new(as_json, store, from_archive(store, _files(store), path, name))
 
 
 @sessions.command()
@@ -201,3 +223,7 @@ def _say(as_json: bool, facts: dict[str, Any], text: str) -> None:
         write_json(facts)
     else:
         click.echo(text)
+
+
+def _say_new(as_json: bool, store: Store, session: Session) -> None:
+    _say(as_json, _facts(session, store.kv_bytes().get(session.id, 0)), session.name)

@@ -7,6 +7,7 @@ and KV is computed again.
 
 import json
 import zipfile
+import zlib
 from pathlib import Path
 
 from edgekv.errors import DamagedFile, EdgekvError, InvalidValue
@@ -20,6 +21,9 @@ from edgekv.sessions.store import Store
 MAX_TEXT = 1 << 30
 MAX_BLOCK = 1 << 30
 """Bytes of one part of an archive at the most, before anything of it is read."""
+
+# RuntimeError: a password is wanted, or an unknown compression.
+_BROKEN = (zipfile.BadZipFile, zlib.error, RuntimeError, EOFError)
 
 _TITLES = {"system": "System", "user": "You", "assistant": "Reply"}
 
@@ -68,8 +72,8 @@ def from_archive(store: Store, files: BlockFiles, path: Path, name: str | None =
             name = name or _free(session.name, store)
             new = store.create(name, session.model, session.settings, messages=messages)
             _bring_blocks(files, archive, new.id)
-    except (zipfile.BadZipFile, NotImplementedError, EOFError) as fault:
-        raise DamagedFile(f"{path}: not an archive of a session: {fault}") from fault
+    except _BROKEN as fault:
+        raise _no_archive(path, fault) from fault
     except OSError as fault:
         raise InvalidValue(f"{path}: cannot be read: {fault.strerror}") from fault
     return store.get(new.id)
@@ -81,7 +85,14 @@ def _transcript(archive: zipfile.ZipFile, path: Path) -> Transcript:
             raise ValueError(f"a transcript of over {MAX_TEXT:,} bytes")
         return from_document(json.loads(archive.read("session.json")))
     except (KeyError, TypeError, ValueError, RecursionError) as fault:
-        raise DamagedFile(f"{path}: not an archive of a session: {fault}") from fault
+        raise _no_archive(path, fault) from fault
+
+
+def _no_archive(path: Path, fault: Exception) -> DamagedFile:
+    return DamagedFile(
+        f"{path}: not a whole archive of a session ({fault}): write it again where it came from "
+        "(edgekv sessions export NAME PATH), and copy all of it"
+    )
 
 
 def _free(name: str, store: Store) -> str:
@@ -97,5 +108,5 @@ def _bring_blocks(files: BlockFiles, archive: zipfile.ZipFile, session: str) -> 
             continue
         try:
             files.put(session, [decode(archive.read(info))])
-        except Refused:
+        except (Refused, *_BROKEN):
             continue

@@ -134,6 +134,11 @@ class Database:
 
     def unavailable(self, error: Exception) -> StoreUnavailable:
         """What went wrong, in one line."""
+        if isinstance(error, OSError):
+            return StoreUnavailable(
+                f"sessions in {self.path.parent}: {error.strerror}: give the folder back its "
+                "permissions, or set EDGEKV_HOME to one that can be written"
+            )
         return StoreUnavailable(f"sessions in {self.path}: {error}")
 
     def close(self) -> None:

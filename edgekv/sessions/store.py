@@ -360,11 +360,15 @@ class Store:
         """Restore what the database lacks: a damaged one, or a damaged log of it."""
         copies = self._mirror.versions()
         there = dict(self.db.read("SELECT id, used FROM sessions"))
-        for session, used in copies.items():
-            if there.get(session, -1) < used:
-                self._restore(session)
+        lacking = [session for session, used in copies.items() if there.get(session, -1) < used]
+        # All of them at once: none is damaged, their index is gone.
+        gone = bool(lacking) and not there
+        n = sum(self._restore(session, told=not gone) is not None for session in lacking)
+        if gone:
+            cause = "" if self.notes else f"the index {self.db.path} was missing: "
+            self.notes.append(f"{cause}{n} of {len(lacking)} sessions restored from their copies")
 
-    def _restore(self, session: str) -> Transcript | None:
+    def _restore(self, session: str, told: bool = True) -> Transcript | None:
         """Put a session back as its copy has it, if there is one."""
         copy = self._mirror.read(session)
         if copy is None:
@@ -373,7 +377,8 @@ class Store:
         if self.writable:
             with self.db.transaction() as db:
                 self._put(db, copy)
-        self.notes.append(f"session {copy[0].name!r} was damaged: restored from its copy")
+        if told:
+            self.notes.append(f"session {copy[0].name!r} was damaged: restored from its copy")
         return copy
 
     def _put(self, db: sqlite3.Connection, transcript: Transcript) -> None:

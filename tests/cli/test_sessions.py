@@ -196,10 +196,72 @@ def test_export_import_rm_verify_and_gc(run, edgekv, home, tmp_path):
     assert verified["files"] > 1
     assert verified["damaged"] == []
     assert edgekv("sessions", "gc").returncode == 0
-    removed = json.loads(edgekv("sessions", "rm", "s", "--json").stdout)
+    asked = edgekv("sessions", "rm", "s", stdin=subprocess.DEVNULL)
+    assert (asked.returncode, asked.stdout) == (2, "")
+    assert "s: removing needs -y" in asked.stderr
+    removed = json.loads(edgekv("sessions", "rm", "s", "-y", "--json").stdout)
     assert removed["bytes"] > 0
     assert not list(home.rglob("*.safetensors"))
     assert edgekv("sessions", "show", "s").returncode == 2
+
+
+@pytest.mark.parametrize("name", ["s.md", "s.edgekv"])
+def test_an_export_replaces_a_file_only_when_told_and_says_what_it_wrote(
+    edgekv, home, tmp_path, name
+):
+    with Store(home / "data") as store:
+        store.append(store.create("s").id, "user", "hello")
+    path = tmp_path / name
+    path.write_text("mine")
+    kept = edgekv("sessions", "export", "s", path, stdin=subprocess.DEVNULL)
+    assert (kept.returncode, kept.stdout, path.read_text()) == (2, "", "mine")
+    assert f"{path} exists: replacing it needs -y" in kept.stderr
+    written = edgekv("sessions", "export", "s", path, "-y")
+    assert written.stderr == f"{path}: 1 messages, 0 blocks\n"
+    assert b"hello" in path.read_bytes()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    told = json.loads(edgekv("sessions", "export", "s", path, "-y", "--json").stdout)
+    assert told == {"session": "s", "path": str(path), "messages": 1, "blocks": 0}
+
+
+def test_new_sessions_are_told_to_programs(edgekv, home, tmp_path):
+    with Store(home / "data") as store:
+        store.append(store.create("s").id, "user", "hello")
+    branch = json.loads(edgekv("sessions", "branch", "s", "t", "--json").stdout)
+    assert (branch["name"], branch["n_messages"], branch["kv_bytes"]) == ("t", 1, 0)
+    assert edgekv("sessions", "export", "t", tmp_path / "t.edgekv").returncode == 0
+    told = edgekv("sessions", "import", tmp_path / "t.edgekv", "--name", "u", "--json")
+    assert json.loads(told.stdout)["name"] == "u"
+    printed = json.loads(edgekv("sessions", "export", "s", "--json").stdout)
+    assert printed["path"] is None and "hello" in printed["markdown"]
+
+
+def test_a_missing_index_is_told_once(edgekv, home):
+    with Store(home / "data") as store:
+        for name in ("a", "b"):
+            store.append(store.create(name).id, "user", "hello")
+    (home / "data" / "edgekv.db").unlink()
+    listed = edgekv("sessions", "list")
+    assert "a" in listed.stdout and "b" in listed.stdout
+    assert listed.stderr == (
+        f"edgekv: the index {home / 'data' / 'edgekv.db'} was missing: "
+        "2 of 2 sessions restored from their copies\n"
+    )
+    assert edgekv("sessions", "list").stderr == ""
+
+
+def test_a_store_or_an_archive_that_cannot_be_read_says_what_to_do(edgekv, home, tmp_path):
+    for content in (b"", b"PK\x03\x04 cut short"):
+        (tmp_path / "s.edgekv").write_bytes(content)
+        result = edgekv("sessions", "import", tmp_path / "s.edgekv")
+        assert result.returncode == 5
+        assert "write it again where it came from" in result.stderr
+    assert edgekv("sessions", "list", "--json").stdout == "[]\n"
+    (tmp_path / "file").touch()
+    result = edgekv("sessions", "list", env={"EDGEKV_HOME": str(tmp_path / "file")})
+    assert result.returncode == 1
+    assert "Not a directory: give the folder" in result.stderr
+    assert "Errno" not in result.stderr
 
 
 def test_damage_is_named_and_the_answer_is_made_all_the_same(run, edgekv, home):
