@@ -31,7 +31,7 @@ class Prompt:
 
 
 def checked(text: str) -> str:
-    """The text of a prompt. Raises InvalidValue when it is empty or over the limit."""
+    """The text of a prompt. Raises InvalidValue when it is empty, no Unicode or over the limit."""
     if not text.strip():
         raise InvalidValue("the prompt is empty: give some text")
     if len(text) > MAX_PROMPT:
@@ -39,6 +39,12 @@ def checked(text: str) -> str:
             f"the prompt has {len(text):,} characters, over the limit of {MAX_PROMPT:,}: "
             "split it into several"
         )
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidValue(
+            f"the prompt is not valid UTF-8 at character {error.start}: give it as UTF-8"
+        ) from None
     return text
 
 

@@ -97,7 +97,7 @@ class Finished:
 
     @property
     def decode_tps(self) -> float:
-        """Tokens a second behind the first, whose time is the prompt's."""
+        """Tokens a second behind the first, which is drawn when the prompt has been read."""
         return (self.completion_tokens - 1) / self.decode_s if self.decode_s else 0.0
 
 

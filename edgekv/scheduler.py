@@ -258,6 +258,8 @@ class Scheduler:
         if not reading.unread:
             reading.take(self._model.logits(reading.hidden[-1:])[0])
         mx.eval(reading.pending())
+        if not reading.unread:
+            reading.tally.prefilled()
         self._report_progress(reading)
 
     def _begin_piece(self, reading: _Sequence, shared: bool) -> Iterator[mx.array]:

@@ -117,11 +117,16 @@ class Tally:
         self._cache = cache
         self._prompt_tokens, self._cached_tokens = prompt_tokens, cached_tokens
         self._start = time.perf_counter()
+        self._prefilled: float | None = None
         self._first: float | None = None
         self._peak = cache.nbytes
 
     def measure(self) -> None:
         self._peak = max(self._peak, self._cache.nbytes)
+
+    def prefilled(self) -> None:
+        """The prompt is read, and the first token drawn: what follows is decoding."""
+        self._prefilled = time.perf_counter()
 
     def token(self) -> None:
         if self._first is None:
@@ -130,15 +135,15 @@ class Tally:
     def finished(self, reason: FinishReason, writer: Writer) -> Finished:
         self.measure()
         now = time.perf_counter()
-        first = self._first or now
+        prefilled = self._prefilled or now
         return Finished(
             reason=reason,
             prompt_tokens=self._prompt_tokens,
             completion_tokens=writer.n_tokens,
             evicted_tokens=self._cache.evicted_tokens,
-            ttft_s=first - self._start,
-            prefill_s=first - self._start,
-            decode_s=now - first,
+            ttft_s=(self._first or now) - self._start,
+            prefill_s=prefilled - self._start,
+            decode_s=now - prefilled,
             kv_bytes=self._cache.nbytes,
             kv_peak_bytes=self._peak,
             cached_tokens=self._cached_tokens,

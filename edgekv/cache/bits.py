@@ -37,7 +37,9 @@ def _parse(path: Path) -> dict[str, Any]:
         if len(data) > MAX_FILE:
             raise InvalidValue(f"{path}: more than {MAX_FILE:,} bytes is no file of bits")
         table = parse(data.decode("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise InvalidValue(f"{path}: cannot be read: {error.strerror or error}") from None
+    except (ValueError, RecursionError) as error:
         raise InvalidValue(f"{path}: cannot be read as bits by layer: {error}") from None
     if not isinstance(table, dict):
         raise InvalidValue(f"{path}: expected a table with k_bits and v_bits, got {table!r:.40}")

@@ -87,6 +87,10 @@ def _report(error: BaseException) -> int:
             return ExitCode.INTERRUPTED
         case BrokenPipeError():
             return ExitCode.FAILURE
+        case OSError(filename=None, strerror=str(reason)):
+            # Files are opened by name: what has none is where the answer went.
+            _complain(f"standard output cannot be written: {reason}")
+            return ExitCode.FAILURE
     return _unexpected(error)
 
 

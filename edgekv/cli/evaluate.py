@@ -162,6 +162,10 @@ def tune_command(
     """
     if (mean_bits is None) == (kv_budget is None):
         raise InvalidValue("give a budget: either --kv-budget or --mean-bits")
+    if mean_bits is not None and not tune.CHOICES[0] <= mean_bits <= tune.CHOICES[-1]:
+        raise InvalidValue(f"--mean-bits: expected a number from 2 to 8, got {mean_bits:g}")
+    if out is not None and not out.parent.is_dir():
+        raise InvalidValue(f"--out {out}: there is no folder {out.parent}")
 
     def measure(bench: Bench) -> dict[str, Any]:
         if mean_bits is not None:

@@ -108,8 +108,10 @@ def _read(file: Path | None) -> str:
         )
     try:
         return file.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidValue(f"--file {file}: cannot be read as text: {error}") from None
+    except OSError as error:
+        raise InvalidValue(f"--file {file}: cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise InvalidValue(f"--file {file}: byte {error.start} is not valid UTF-8") from None
 
 
 def on_bench(options: dict[str, Any], measure: Callable[[Bench], dict[str, Any]]) -> int:

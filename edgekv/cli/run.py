@@ -50,6 +50,8 @@ def run(prompt: str | None, file: Path | None, stops: tuple[str, ...], **options
     StopFilter(stops)
     if options["raw"] and (options["session"] or options["last"]):
         raise InvalidValue("--raw continues a text, a session has turns: give one or the other")
+    if options["raw"] and options["system"] is not None:
+        raise InvalidValue("--raw continues a text, which has no --system: give one or the other")
     with stored(options["session"], options["last"], not options["no_persist"]) as session:
         return _answer(text, stops, session, options)
 

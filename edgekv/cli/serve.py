@@ -2,6 +2,7 @@
 
 import ipaddress
 import logging
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,7 @@ def serve(**options: Any) -> None:  # noqa: ANN401
             engine.limit(Limits(served.running, served.kv_budget))
             service = Service(engine, served, store)
             level = "info" if options["verbose"] else "warning"
+            logging.basicConfig(stream=sys.stderr, format="%(levelname)s: %(message)s")
             logging.getLogger("edgekv").setLevel(level.upper())
             _announce(served, options["host"], listener.getsockname()[1])
             listen(make_app(service, access), service, listener, level)

@@ -64,6 +64,10 @@ class Stored:
         if self.store is not None and self._session is not None:
             stored = self.store.messages(self._session.id)
             before = [{"role": one.role, "content": one.content} for one in stored]
+            kept = self._session.settings.get("system")
+            if isinstance(kept, str) and kept and not (before and before[0]["role"] == "system"):
+                # The chat, where it can be changed, keeps it with the session's settings.
+                before.insert(0, {"role": "system", "content": kept})
         first = before[0]["content"] if before and before[0]["role"] == "system" else None
         if not before and system is not None:
             before = [{"role": "system", "content": system}]
@@ -85,6 +89,7 @@ class Stored:
             if self._session is None:
                 self._session = self.store.create(self._name, settings.model, kept)
             else:
+                kept = dict(self._session.settings) | kept
                 self.store.configure(self._session.id, settings.model, kept)
         except StoreUnavailable as fault:
             warn(f"this conversation is not being saved: {fault}")

@@ -188,7 +188,7 @@ class Fields:
         for key in self._unknown():
             if len(_named) < 1000:
                 _named.add(key)
-                log.debug("ignored an unknown field %r", key[:64])
+                log.info("ignored an unknown field %r", key[:64])
 
     def _unknown(self) -> Iterator[str]:
         return (self.name(k) for k in self.values if k not in self._known and k not in _named)

@@ -70,6 +70,7 @@ def make_server(app: ASGIApp, service: Service, log_level: str) -> uvicorn.Serve
         http=Protocol,
         ws="none",
         lifespan="off",
+        log_config=None,
         log_level=log_level,
         server_header=False,
         timeout_graceful_shutdown=GRACE_SECONDS,

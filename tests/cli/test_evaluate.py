@@ -72,6 +72,21 @@ def test_what_cannot_be_measured_is_refused_in_one_line(edgekv, tiny, args, mess
     assert len(result.stderr.splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--mean-bits", "99"], "--mean-bits: expected a number from 2 to 8, got 99"),
+        (["--mean-bits", "nan"], "--mean-bits: expected a number from 2 to 8, got nan"),
+        (["--mean-bits", "3", "--out", "no/where.toml"], "there is no folder no"),
+        (["--kv-budget", "1kB"], "below the"),
+    ],
+)
+def test_a_hopeless_division_is_refused_before_it_is_measured(edgekv, tiny, args, message):
+    result = edgekv("eval", "tune", "-m", tiny, *args)
+    assert result.returncode in (2, 4) and message in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
 def test_an_interrupted_measurement_goes_on(edgekv, tiny, tmp_path, home):
     words = tmp_path / "words.txt"
     words.write_text("One two three four five six seven. " * 30_000)

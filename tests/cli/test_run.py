@@ -219,6 +219,7 @@ def test_a_terminal_gets_markdown(default_model):
         ("--kv-budget", "8MB", "--window", "512"),
         ("--overflow", "maybe"),
         ("--nonsense",),
+        ("--raw", "--system", "Be brief."),
         ("--file", "missing.txt"),
     ],
     ids=" ".join,
@@ -243,6 +244,22 @@ def test_a_window_beyond_the_training_is_allowed_with_a_warning(run):
 def one_line_of(stderr):
     assert len(stderr.splitlines()) == 1
     return stderr
+
+
+def test_an_argument_that_is_no_text_is_refused_by_the_place(run):
+    assert "not valid UTF-8 at character 1" in one_line(run("a\udcffb"), 2)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/dev/full is Linux's")
+def test_an_answer_that_cannot_be_written_says_so(default_model):
+    command = [sys.executable, "-m", "edgekv", "run", "hi", "-m", str(default_model)]
+    with open("/dev/full", "wb") as full:  # noqa: PTH123 - a device
+        result = subprocess.run(
+            [*command, "--max-tokens", "2"],
+            stdin=subprocess.DEVNULL, stdout=full, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+    assert result.returncode == 1
+    assert result.stderr.startswith("edgekv: standard output cannot be written: No space")
 
 
 @pytest.mark.parametrize("prompt", ["", "   \n"])

@@ -11,17 +11,30 @@ import pytest
 pytestmark = pytest.mark.model
 
 
-def start(default_model, *args):
-    process = subprocess.Popen(
-        [sys.executable, "-m", "edgekv", "serve", "-m", str(default_model), "--port", "0", *args],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    line = process.stderr.readline()
-    assert " on http://" in line, line
-    return process, line.split(" on ")[1].split("/v1")[0]
+@pytest.fixture
+def start(default_model):
+    """A function: a server's process and address; none outlives its test."""
+    started = []
+
+    def start(*args):
+        command = [sys.executable, "-m", "edgekv", "serve", "-m", str(default_model)]
+        process = subprocess.Popen(
+            [*command, "--port", "0", *args],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        line = process.stderr.readline()
+        assert " on http://" in line, line
+        return process, line.split(" on ")[1].split("/v1")[0]
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
 
 
 def end(process, number):
@@ -32,15 +45,15 @@ def end(process, number):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_an_idle_server_cleanly(default_model, number):
-    process, url = start(default_model)
+def test_a_signal_ends_an_idle_server_cleanly(start, number):
+    process, url = start()
     with urllib.request.urlopen(f"{url}/health") as response:
         assert json.load(response) == {"status": "ok"}
     end(process, number)
 
 
-def test_a_signal_ends_a_server_in_the_middle_of_a_stream(default_model):
-    process, url = start(default_model)
+def test_a_signal_ends_a_server_in_the_middle_of_a_stream(start):
+    process, url = start()
     body = {"messages": [{"role": "user", "content": "Tell me a very long story."}]}
     asked = urllib.request.Request(
         f"{url}/v1/chat/completions", json.dumps(body | {"stream": True}).encode()

@@ -117,6 +117,19 @@ def test_a_session_keeps_the_beginning_it_has(run, begun, said):
     assert f"'s' began {said} system message" in refused.stderr
 
 
+def test_a_session_of_the_chat_keeps_its_system_message(run, home):
+    with Store(home / "data") as store:
+        for name, kept in (("with", {"system": "Be nice.", "think": True}), ("without", {})):
+            session = store.create(name, settings=kept)
+            store.append(session.id, "user", "hello")
+            store.append(session.id, "assistant", "hi")
+    told, not_told = (report(run("--session", name, "more")) for name in ("with", "without"))
+    assert told["usage"]["prompt_tokens"] > not_told["usage"]["prompt_tokens"]
+    with Store(home / "data") as store:
+        settings = store.get("with").settings
+    assert (settings["system"], settings["think"], settings["window"]) == ("Be nice.", True, None)
+
+
 def test_a_session_in_use_is_refused_and_a_branch_is_the_way_out(run, edgekv, home):
     report(run("--session", "s", "hello"))
     with Store(home / "data") as store:

@@ -121,10 +121,12 @@ async def test_a_line_stands_where_the_model_stopped_seeing_older_turns(model):
         for role, text in chat.messages:
             total += len(f"<{role}>{text}\n")
             ends.append(total)
-        first = next(i for i, end in enumerate(ends) if end > gone)
+        first = next(i for i, start in enumerate([0, *ends]) if start >= gone)
         assert abs(chat.screen.context.first_seen() - first) <= 1
-        line = shown.index("no longer seen")
-        assert line < shown.index(chat.messages[chat.screen.context.first_seen()][1][:40])
+        children = list(chat.transcript.children)
+        line = next(i for i, child in enumerate(children) if child.has_class("roll"))
+        seen = chat.transcript.at(chat.screen.context.first_seen())
+        assert children[line + 1] is seen
 
 
 @ui
