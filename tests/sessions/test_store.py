@@ -212,7 +212,7 @@ def test_a_store_of_a_newer_format_is_refused_and_left_alone(store, home):
 def test_a_store_that_cannot_be_made_says_so_in_one_line(home):
     home.parent.mkdir(exist_ok=True)
     home.write_text("a file, not a folder")
-    with pytest.raises(StoreUnavailable, match="edgekv.db"):
+    with pytest.raises(StoreUnavailable, match="edgekv-home.data: Not a directory"):
         Store()
 
 
