@@ -65,11 +65,12 @@ def test_lines_are_edited_and_recalled_in_a_terminal(default_model):
         with Terminal(*args) as app:
             app.until("> ")
             if _:
+                app.send(UP).until("/exit").send(UP).until("long story")
                 app.send(UP).until("What is the capital of Italy?")
                 app.send("\x15")
             app.send("What is the capital of Itay?\x1b[D\x1b[Dl\r").until("tokens at")
             app.send("Write a very long story.\r")
-            when(lambda: app.text.count("tokens at") == 2)
+            when(lambda: app.text.count("tokens at") == 2 and app.text.rstrip().endswith(">"))
             app.send(CTRL_C).until("leaves")
             app.send("/exit\r")
             assert app.wait() == 0

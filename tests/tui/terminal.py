@@ -32,6 +32,8 @@ class Terminal:
             stderr=slave,
             env=os.environ | {"TERM": "xterm-256color", "COLUMNS": "", "LINES": ""} | (env or {}),
             start_new_session=True,
+            # It is the session's own terminal: Ctrl-C there is a signal, and so is its end.
+            preexec_fn=lambda: fcntl.ioctl(slave, termios.TIOCSCTTY, 0),
         )
         os.close(slave)
         self.raw = ""
