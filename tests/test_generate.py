@@ -82,12 +82,18 @@ def test_a_prompts_scores_are_those_of_its_tokens_one_by_one(model, n):
 
 def test_progress_is_told_after_each_chunk(model):
     told = []
-    prefill(model, new_cache(), text(1200), progress=lambda done, of: told.append((done, of)))
+    prefill(model, new_cache(600), text(1200), progress=lambda done, of: told.append((done, of)))
     assert told == [(4 + PREFILL_CHUNK, 1200), (4 + 2 * PREFILL_CHUNK, 1200), (1200, 1200)]
 
 
+def test_a_small_window_has_chunks_of_no_more_blocks_than_its_ring(model):
+    told = []
+    prefill(model, new_cache(200), text(600), progress=lambda done, of: told.append(done))
+    assert told == [4 + 4 * 64, 4 + 8 * 64, 600]
+
+
 def test_a_cancelled_prompt_stops_between_chunks(model):
-    cache, asked = new_cache(), []
+    cache, asked = new_cache(600), []
 
     def cancelled():
         asked.append(cache.length)

@@ -9,10 +9,11 @@ from tests.tui.harness import running, ui
 from tests.tui.scripted import Gate, Script
 
 PULL = """
-import pathlib, sys, time
+import os, pathlib, sys, time
 path = pathlib.Path(sys.argv[1])
+path.with_suffix(".partial").touch()
 for i in range({steps}):
-    path.with_suffix(".partial").write_bytes(b"x" * (i + 1) * 10_000_000)
+    os.truncate(path.with_suffix(".partial"), (i + 1) * 10_000_000)
     time.sleep({pause})
 if "{error}":
     sys.exit("{error}")
