@@ -199,7 +199,7 @@ def _costs(bench: Bench, tokens: list[int]) -> Numbers:
     policy = bench.policy
     return bench.kept(
         "layers",
-        key(f"tune {policy.n_sink} {tune.PROBES}", bench.path, tokens, []),
+        key(f"tune {policy.n_sink} {tune.PROBES} {tune.GROUP}", bench.path, tokens, []),
         lambda model, rope, watch, place: tune.sensitivities(
             model, rope, policy, tokens, place.load([], rope), watch, place
         ),
