@@ -21,6 +21,12 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 _connect = socket.socket.connect
 
 
+def pytest_configure(config):
+    # Beside other tests, threads of one product wait for each other longer than they compute.
+    if config.getoption("numprocesses", None):
+        os.environ["OPENBLAS_NUM_THREADS"] = "1"
+
+
 def _local_only(self, address):
     if self.family in (socket.AF_INET, socket.AF_INET6) and address[0] not in (
         "127.0.0.1",

@@ -52,7 +52,7 @@ def test_what_is_no_such_json_is_refused(tmp_path, text):
 
 
 def test_a_file_that_is_not_there_or_cannot_be_written(tmp_path):
-    with pytest.raises(InvalidValue, match="cannot be read as bits by layer"):
+    with pytest.raises(InvalidValue, match="none.toml: cannot be read: No such file"):
         read_bits(tmp_path / "none.toml", 3)
     with pytest.raises(EdgekvError, match="cannot write"):
         write_bits(tmp_path / "none" / "bits.toml", BITS, "")

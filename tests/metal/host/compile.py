@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import time
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -64,6 +65,8 @@ def _made(text: str, *options: str) -> Path:
     assert done.returncode == 0, done.stderr[:4000]
     fresh.rename(path)
     for old in folder.iterdir():
-        if old.stat().st_mtime < time.time() - KEPT_S:
-            old.unlink(missing_ok=True)
+        # A file of another build that goes on beside this one may be renamed at any time.
+        with suppress(FileNotFoundError):
+            if old.stat().st_mtime < time.time() - KEPT_S:
+                old.unlink()
     return path
