@@ -7,9 +7,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import mlx.core  # noqa: F401 - the BLAS is installed behind it
 import pytest
 
-from edgekv import catalog, config
+from edgekv import blas, catalog, config
 from edgekv.download import wheel
 from edgekv.download.progress import Lines
 
@@ -35,6 +36,12 @@ def _local_only(self, address):
     ):
         raise OSError(f"tests do not use the network: {address}")
     return _connect(self, address)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _fast_blas():
+    # As every command does: else results depend on which test of a process installs it first.
+    blas.install()
 
 
 @pytest.fixture(autouse=True)

@@ -84,9 +84,13 @@ def decode_attention(q: Floats, hot: Hot, far: Far | None) -> Floats:
         out += weights[..., start:stop] @ values
         start = stop
     if far is not None:
-        tiles = weights[..., start:].reshape(*out.shape[:2], -1, BLOCK).transpose(2, 0, 1, 3)
-        out += multiply(tiles, _taken(far.pool.values, far.slots), dim).sum(axis=0)
+        out += multiply(weights[..., start:], _in_rows(_taken(far.pool.values, far.slots)), dim)
     return out.reshape(q.shape)
+
+
+def _in_rows(values: Arrays) -> Arrays:
+    """Values of blocks (n, n_kv_heads, 64, …) as one matrix a head: (n_kv_heads, n * 64, …)."""
+    return tuple(x.swapaxes(0, 1).reshape(x.shape[1], -1, x.shape[-1]) for x in values)
 
 
 def _far_scores(q: Floats, heads: int, far: Far) -> Floats:

@@ -138,3 +138,15 @@ def test_a_product_of_a_few_rows_is_numpys(shape, rows):
     weight = chance.standard_normal(shape, np.float32)
     x = chance.standard_normal((rows, shape[1]), np.float32)
     assert np.allclose(product(weight, x), x @ weight.T, rtol=1e-4, atol=1e-3 * shape[1] ** 0.5)
+
+
+@pytest.mark.skipif(device.has_metal(), reason="weights are joined for the host alone")
+def test_joined_weights_take_no_memory_of_their_own():
+    config = config_of("llama with biases")
+    weights = random_weights(config)
+    mx.eval(weights)
+    total, before = sum(array.nbytes for array in weights.values()), mx.get_active_memory()
+    model = build(config, dict(weights))
+    assert sum(array.nbytes for array in model.arrays()) == total
+    weights.clear()
+    assert mx.get_active_memory() <= before * 1.01
