@@ -27,6 +27,7 @@ DT_PLTRELSZ, DT_STRTAB, DT_SYMTAB, DT_STRSZ, DT_JMPREL = 2, 5, 6, 10, 23
 
 _lock = threading.Lock()
 _installed: "Blas | None" = None
+_library: ctypes.CDLL | None = None
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,11 @@ def install() -> Blas:
         return _installed
 
 
+def library() -> ctypes.CDLL | None:
+    """The OpenBLAS that `install` gave MLX, for products of our own; None where it gave none."""
+    return _library
+
+
 def _choose() -> Blas:
     if sys.platform == "darwin":
         return Blas("Accelerate", "part of macOS")
@@ -84,14 +90,15 @@ def _preloaded() -> Blas | None:
 
 
 def _switch() -> Blas:
+    global _library
     if "mlx.core" not in sys.modules:
         raise _Unsuitable("MLX is not loaded")
     slot = _find_slot(_mlx_library())
-    library = _open_blas()
-    _limit_threads(library)
+    opened = _open_blas()
+    _limit_threads(opened)
     pointer = ctypes.c_void_p.from_address(slot)
     before = pointer.value
-    pointer.value = ctypes.cast(library.scipy_cblas_sgemm, ctypes.c_void_p).value
+    pointer.value = ctypes.cast(opened.scipy_cblas_sgemm, ctypes.c_void_p).value
     try:
         right = _product_is_right()
     except BaseException:
@@ -100,7 +107,8 @@ def _switch() -> Blas:
     if not right:
         pointer.value = before
         raise _Unsuitable("OpenBLAS gave a wrong product")
-    name, threads = _describe(library, "scipy_openblas_")
+    name, threads = _describe(opened, "scipy_openblas_")
+    _library = opened
     return Blas(name, "scipy-openblas32", threads)
 
 

@@ -245,12 +245,15 @@ class Scheduler:
         """
         if reading.layers is None:
             reading.layers = self._begin_piece(reading, shared=math.isfinite(seconds))
-        begun = time.perf_counter()
+        begun = last = time.perf_counter()
         for hidden in reading.layers:
             reading.hidden = hidden
             mx.eval(hidden)
-            if time.perf_counter() > begun + seconds:
+            now = time.perf_counter()
+            # Half of another layer: as often too little as too much.
+            if now + (now - last) / 2 > begun + seconds:
                 return
+            last = now
         if time.perf_counter() > begun + seconds / 2:
             # What follows, keeping the blocks above all, has a turn of its own.
             return

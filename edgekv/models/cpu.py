@@ -15,6 +15,7 @@ import numpy as np
 from edgekv.metal.device import has_metal
 from edgekv.metal.host import Floats, view
 from edgekv.models.few import product
+from edgekv.models.gemv import by_vector
 from edgekv.models.layers import MLP, Attention, Decoder, HostAttend, TransformerBlock
 
 
@@ -40,12 +41,13 @@ class HostLinear:
 
     def __init__(self, *linears: nn.Module) -> None:
         self._weight = _floats(_joined(linears) if len(linears) > 1 else linears[0]["weight"])
+        self._by_vector = by_vector(self._weight)
         biases = [_floats(linear["bias"]) for linear in linears if "bias" in linear]
         assert len(biases) in (0, len(linears))
         self._bias = np.concatenate(biases) if biases else None
 
     def __call__(self, x: Floats) -> Floats:
-        out: Floats = (self._weight @ x[0])[None] if len(x) == 1 else product(self._weight, x)
+        out: Floats = self._by_vector(x[0])[None] if len(x) == 1 else product(self._weight, x)
         return out if self._bias is None else out + self._bias
 
 

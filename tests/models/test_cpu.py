@@ -5,12 +5,14 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 
+from edgekv import blas
 from edgekv.cache.rope import Rope
 from edgekv.cache.sequence import SequenceCache
 from edgekv.generate import forward
 from edgekv.metal import device
 from edgekv.models import cpu
 from edgekv.models.few import product
+from edgekv.models.gemv import by_vector
 from edgekv.models.load import build
 from edgekv.models.shape import ModelShape
 
@@ -150,3 +152,21 @@ def test_joined_weights_take_no_memory_of_their_own():
     assert sum(array.nbytes for array in model.arrays()) == total
     weights.clear()
     assert mx.get_active_memory() <= before * 1.01
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (7, 5), (576, 1536), (3, 400_000)])
+def test_a_product_by_a_vector_is_numpys(shape):
+    chance = np.random.default_rng(2)
+    weight, x = chance.standard_normal(shape, np.float32), chance.standard_normal(shape[1])
+    found = by_vector(weight)(x.astype(np.float32))
+    assert found.dtype == np.float32
+    assert np.allclose(found, weight @ x, rtol=1e-4, atol=1e-3 * shape[1] ** 0.5)
+
+
+def test_a_wrong_vector_is_not_read_beyond_its_end():
+    if blas.library() is None:
+        pytest.skip("numpy computes the products, and checks")
+    product = by_vector(np.ones((4, 6), np.float32))
+    for wrong in (np.ones(5, np.float32), np.ones(6), np.ones(12, np.float32)[::2]):
+        with pytest.raises(AssertionError):
+            product(wrong)
