@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
@@ -68,32 +68,39 @@ async def keys_while_streaming(model: Path, kind: str) -> list[tuple[float, floa
         await chat.send("go")
         await chat.until(lambda: len(chat.messages) == 202, "the reply begins")
         await asyncio.sleep(6)  # into a reply of some length
-        paints = record_paints(chat.app)
+        paints = record_paints(chat)
         for i in range(KEYS):
             before = chat.composer.text
             start, worked = time.perf_counter(), time.thread_time()
             chat.app.post_message(key("abcdefgh"[i % 8]))
-            while chat.composer.text == before:
+            while not paints or paints[-1].text == before:
                 await asyncio.sleep(0.001)
-            n = len(paints)
-            while len(paints) == n:
-                await asyncio.sleep(0.001)
-            waits.append((1000 * (paints[n][0] - start), 1000 * (paints[n][1] - worked)))
+            first = next(paint for paint in paints if paint.text != before)
+            waits.append((1000 * (first.clock - start), 1000 * (first.cpu - worked)))
+            paints.clear()
             await asyncio.sleep(0.03)
         chat.screen.stop_reply()
         await chat.idle()
     return waits
 
 
-def record_paints(app: Any) -> list[tuple[float, float]]:  # noqa: ANN401 - the app's own driver
-    """When the app has written to its terminal, from now on: by the clock, and in CPU time."""
-    display, paints = app._display, []
+class Paint(NamedTuple):
+    """When the app wrote to its terminal, by the clock and in CPU time, and what was typed then."""
+
+    clock: float
+    cpu: float
+    text: str
+
+
+def record_paints(chat: Any) -> list[Paint]:  # noqa: ANN401 - the tests' own driver
+    """The paints from now on."""
+    display, paints = chat.app._display, []
 
     def recorded(*args: object) -> None:
         display(*args)
-        paints.append((time.perf_counter(), time.thread_time()))
+        paints.append(Paint(time.perf_counter(), time.thread_time(), chat.composer.text))
 
-    app._display = recorded
+    chat.app._display = recorded
     return paints
 
 
