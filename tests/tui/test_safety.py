@@ -5,6 +5,7 @@ import unicodedata
 
 import pytest
 from rich.cells import cell_len
+from textual.css.query import NoMatches
 
 from edgekv.errors import DamagedFile
 from edgekv.sessions import Store
@@ -210,3 +211,30 @@ async def test_the_loop_is_never_held_up_for_long_while_a_long_reply_streams(mod
             worst = max(worst, loop.time() - start)
         assert chat.messages[-1][1] == "".join(text)
         assert worst < 2
+
+
+@ui
+async def test_work_that_outlives_its_screen_is_no_fault(model):
+    async with running(model) as chat:
+        screen, closed = chat.screen, asyncio.Event()
+
+        async def late():
+            await closed.wait()
+            screen.show_activity(None)
+
+        screen._beside(late())
+        await screen.query("*").remove()
+        closed.set()
+        await asyncio.sleep(0.1)
+        chat.app.exit()
+
+
+@ui
+async def test_a_part_that_an_open_screen_lacks_is_one(model):
+    async with running(model) as chat:
+        with pytest.raises(NoMatches):
+            await chat.screen._until_closed(_missing(chat.screen))
+
+
+async def _missing(screen):
+    screen.query_one("#no-such-part")

@@ -3,12 +3,14 @@
 import asyncio
 import contextlib
 import inspect
-from typing import TYPE_CHECKING, cast
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any, cast
 
 from textual import getters, on
 from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.content import Content
+from textual.css.query import NoMatches
 from textual.events import Resize
 from textual.screen import Screen
 from textual.widgets import Static
@@ -165,7 +167,7 @@ class ChatScreen(Screen[None]):
         self.transcript.page(step)
 
     def action_top(self) -> None:
-        self.run_worker(self.transcript.reveal(0, self.chat.messages))
+        self._beside(self.transcript.reveal(0, self.chat.messages))
 
     async def action_bottom(self) -> None:
         await self.transcript.to_end(self.chat.messages)
@@ -194,7 +196,7 @@ class ChatScreen(Screen[None]):
             self.banner.offer("the last reply was interrupted: F5 goes on with it")
         elif chat.messages and chat.messages[-1].role == "user":
             self.banner.offer("the last question has no reply: F5 answers it")
-        self.run_worker(self.measure(), group="measure", exclusive=True)
+        self._beside(self.measure(), group="measure", exclusive=True)
 
     async def measure(self) -> None:
         """Count the tokens of the conversation, once the model is there."""
@@ -285,7 +287,7 @@ class ChatScreen(Screen[None]):
             self.offer(text)
         self._run = run = ReplyRun(self, self.settings, begun)
         self._over.clear()
-        self.run_worker(self._reply(run), group="reply", exclusive=True, exit_on_error=False)
+        self._beside(self._reply(run), group="reply", exclusive=True, exit_on_error=False)
 
     async def _reply(self, run: ReplyRun) -> None:
         try:
@@ -336,7 +338,7 @@ class ChatScreen(Screen[None]):
 
     def run_command(self, name: str, argument: str = "") -> None:
         """Run a command of the table; a fault of it is shown."""
-        self.run_worker(self._command(name, argument), group=f"command-{name}")
+        self._beside(self._command(name, argument), group=f"command-{name}")
 
     async def _command(self, name: str, argument: str) -> None:
         try:
@@ -359,7 +361,26 @@ class ChatScreen(Screen[None]):
     def on_mount(self) -> None:
         self.composer.focus()
         self.show_title()
-        self.call_after_refresh(lambda: self.run_worker(start(self)))
+        self.call_after_refresh(lambda: self._beside(start(self)))
+
+    def _beside(
+        self,
+        work: Coroutine[Any, Any, object],
+        group: str = "default",
+        exclusive: bool = False,
+        exit_on_error: bool = True,
+    ) -> None:
+        """Run work beside the events of the screen."""
+        until = self._until_closed(work)
+        self.run_worker(until, group=group, exclusive=exclusive, exit_on_error=exit_on_error)
+
+    async def _until_closed(self, work: Coroutine[Any, Any, object]) -> None:
+        try:
+            await work
+        except NoMatches:
+            # A screen that closes loses its parts before its work is cancelled.
+            if self.children:
+                raise
 
     @on(Transcript.EarlierWanted)
     async def _earlier(self, event: Transcript.EarlierWanted) -> None:
