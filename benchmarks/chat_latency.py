@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
+import edgekv.tui  # noqa: E402, F401 - before Textual, which it sets up
 from tests.tui.harness import running, stored  # noqa: E402
 from tests.tui.scripted import Gate, Script  # noqa: E402
 

@@ -1,5 +1,9 @@
 """The parts without a screen: figures, occupancy, previews, thinking, settings, preferences."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -157,3 +161,13 @@ def test_printable_text_has_no_controls(text):
     assert "\n" not in one_line(text) and len(one_line(text)) <= 200
     assert typed(typed(text)) == typed(text)
     typed(text).encode()
+
+
+def test_frames_come_at_the_rate_of_the_app_unless_the_user_gives_another():
+    code = "import edgekv.tui.app, textual.constants as c; print(c.MAX_FPS)"
+    for own, expected in ({}, "120"), ({"TEXTUAL_FPS": "30"}, "30"):
+        environment = {k: v for k, v in os.environ.items() if k != "TEXTUAL_FPS"} | own
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True
+        )
+        assert done.stdout.strip() == expected, done.stderr
