@@ -68,7 +68,7 @@ def killed_after(default_model, seconds):
     with Store() as store, Terminal("chat", "-m", default_model) as app:
         app.until("KV 0/4.1k")
         app.send(STORY)
-        when(lambda: store.last() is not None and len(last(store)) == 2)
+        when(lambda: store.last() is not None and len(last(store)) == 2, seconds=90)
         time.sleep(seconds)
         app.kill()
         return last(store)
