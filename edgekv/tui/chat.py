@@ -13,6 +13,17 @@ Say = Callable[[str], None]
 TITLE = 48
 """Characters of the first prompt that become the title."""
 
+COUNTED = "counted"
+"""Among a session's settings: how many messages it had, and tokens, when it was last counted."""
+
+
+def tokens_of(session: Session) -> int | None:
+    """Tokens of a stored conversation, None where messages came after they were counted."""
+    match session.settings.get(COUNTED):
+        case [session.n_messages, int(tokens)]:
+            return tokens
+    return None
+
 
 class Chat:
     """Messages in memory, and on disk as long as the store takes them.
@@ -129,6 +140,12 @@ class Chat:
         """Remember the model and the settings of this conversation."""
         self.model, self.settings = model, dict(settings)
         self._write(lambda store, session: store.configure(session, model, settings))
+
+    def count(self, tokens: int) -> None:
+        """Remember how many tokens the conversation has, for the list of sessions."""
+        counted = [len(self.messages), tokens]
+        if self.session is not None and self.settings.get(COUNTED) != counted:
+            self.configure(self.model, self.settings | {COUNTED: counted})
 
     def branch(self, position: int) -> "Chat":
         """A copy of the messages before `position`, open in place of this one."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import unicodedata
+from types import SimpleNamespace
 
 import pytest
 from rich.cells import cell_len
@@ -9,6 +10,7 @@ from textual.css.query import NoMatches
 
 from edgekv.errors import DamagedFile
 from edgekv.sessions import Store
+from edgekv.tui.screens.chat import ChatScreen
 from tests.tui.harness import running, ui
 from tests.tui.scripted import Script
 
@@ -214,27 +216,12 @@ async def test_the_loop_is_never_held_up_for_long_while_a_long_reply_streams(mod
 
 
 @ui
-async def test_work_that_outlives_its_screen_is_no_fault(model):
-    async with running(model) as chat:
-        screen, closed = chat.screen, asyncio.Event()
-
-        async def late():
-            await closed.wait()
-            screen.show_activity(None)
-
-        screen._beside(late())
-        await screen.query("*").remove()
-        closed.set()
-        await asyncio.sleep(0.1)
-        chat.app.exit()
-
-
-@ui
-async def test_a_part_that_an_open_screen_lacks_is_one(model):
+async def test_a_missing_part_is_a_fault_of_a_screen_that_is_open_alone(model):
     async with running(model) as chat:
         with pytest.raises(NoMatches):
-            await chat.screen._until_closed(_missing(chat.screen))
+            await chat.screen._until_closed(missing(chat.screen))
+        await ChatScreen._until_closed(SimpleNamespace(children=()), missing(chat.screen))
 
 
-async def _missing(screen):
+async def missing(screen):
     screen.query_one("#no-such-part")

@@ -4,6 +4,7 @@ import json
 from functools import partial
 
 from edgekv.sessions import Message, Store
+from edgekv.tui.chat import tokens_of
 from tests.tui.harness import running, stored, ui
 from tests.tui.scripted import Gate, Notice, Script
 
@@ -25,6 +26,22 @@ async def test_the_list_shows_title_model_age_and_size_and_resumes_in_place(mode
         assert chat.script.prompts()[0].startswith("<user>message 0\n<assistant>message 1\n")
         with Store() as store:
             assert store.get("holiday plans").n_messages == 6
+
+
+@ui
+async def test_the_list_shows_tokens_as_long_as_they_are_those_of_the_whole_conversation(model):
+    async with running(model) as chat:
+        await chat.ask("first question")
+        tokens = chat.screen.context.tokens
+        assert tokens > 0
+        await open_list(chat, f"2 messages · {tokens} tokens · cold")
+        with Store() as store:
+            session = store.last()
+            assert tokens_of(session) == tokens
+            store.append(session.id, "user", "said elsewhere")
+            assert tokens_of(store.last()) is None
+        await chat.press("escape")
+        await open_list(chat, "3 messages · cold")
 
 
 @ui

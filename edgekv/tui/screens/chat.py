@@ -209,6 +209,7 @@ class ChatScreen(Screen[None]):
             if chat is self.chat and not self.running:
                 self.context.measured(policy, ends)
                 self.show_context()
+                chat.count(self.context.tokens)
 
     async def cut(self, position: int) -> None:
         """Take away the messages from `position` on."""
@@ -302,6 +303,7 @@ class ChatScreen(Screen[None]):
         if finished is not None:
             self.context.finished(finished, len(self.chat.messages))
             self.show_context()
+            self.chat.count(self.context.tokens)
             if self.chat_app.preferences.bell and finished.decode_s > BELL_S:
                 self.app.bell()
         if outcome.message is None and not self.banner.text:
@@ -366,13 +368,10 @@ class ChatScreen(Screen[None]):
     def _beside(
         self,
         work: Coroutine[Any, Any, object],
-        group: str = "default",
-        exclusive: bool = False,
-        exit_on_error: bool = True,
+        **options: Any,  # noqa: ANN401 - passed on
     ) -> None:
-        """Run work beside the events of the screen."""
-        until = self._until_closed(work)
-        self.run_worker(until, group=group, exclusive=exclusive, exit_on_error=exit_on_error)
+        """Run work beside the events of the screen; options are those of a worker."""
+        self.run_worker(self._until_closed(work), **options)
 
     async def _until_closed(self, work: Coroutine[Any, Any, object]) -> None:
         try:

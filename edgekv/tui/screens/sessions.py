@@ -15,6 +15,7 @@ from textual.widgets.option_list import Option
 
 from edgekv.errors import EdgekvError
 from edgekv.sessions import Hit, Session, Store
+from edgekv.tui.chat import tokens_of
 from edgekv.tui.figures import age, plural, size
 from edgekv.tui.printable import one_line
 from edgekv.tui.screens.ask import AskText
@@ -116,11 +117,12 @@ class SessionsScreen(ModalScreen[Choice | None]):
 
     def _option(self, session: Session) -> Content:
         """Title, then what is known of it; warm is one whose KV does not have to be read again."""
-        kv = self._kv_bytes.get(session.id, 0)
+        kv, tokens = self._kv_bytes.get(session.id, 0), tokens_of(session)
         facts = [
             session.model.rpartition("/")[2],
             age(time.time() - session.updated),
             plural(session.n_messages, "message"),
+            "" if tokens is None else plural(tokens, "token"),
             f"warm, {size(kv)} of KV" if kv else "cold",
             "draft" if session.draft.strip() else "",
             "open" if session.id == self._current else "",
