@@ -45,8 +45,10 @@ def chat(**options: Any) -> None:  # noqa: ANN401
 
 def _open_app(settings: Settings, session: str | None, last: bool, persist: bool) -> None:
     from edgekv.tui.app import ChatApp, Start
+    from edgekv.tui.background import has_light_background
 
-    app = ChatApp(Start(settings, _models, session, last, persist))
+    light = bool(has_light_background())
+    app = ChatApp(Start(settings, _models, session, last, persist, light))
     try:
         app.run()
     finally:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from edgekv.tui.model import MakeEngine, Model
 
 HISTORY, PREFERENCES = "prompts.jsonl", "chat.json"
+LIGHT = "textual-light"
 MOUSE = (1000, 1003, 1006)
 """The modes of xterm in which it reports the mouse."""
 
@@ -43,6 +44,7 @@ class Start:
     list_models: what the models screen shows.
     session: a name or id to open, made where there is none; last: open the one used last.
     persist: whether anything may be written to disk.
+    light: whether the terminal's background is a light one.
     """
 
     settings: Settings
@@ -50,6 +52,7 @@ class Start:
     session: str | None = None
     last: bool = False
     persist: bool = True
+    light: bool = False
 
 
 class ChatApp(App[None]):
@@ -75,7 +78,7 @@ class ChatApp(App[None]):
     def on_mount(self) -> None:
         for theme in THEMES:
             self.register_theme(theme)
-        wanted = self.preferences.theme
+        wanted = self.preferences.theme or (LIGHT if self.start.light else None)
         if wanted in self.available_themes:
             self.theme = str(wanted)
         chat = ChatScreen(self.settings)

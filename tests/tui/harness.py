@@ -140,7 +140,9 @@ def settings(model, **values):
 async def running(model, script=None, size=(100, 30), ready=True, **options):
     """The app on a scripted engine; `options` are those of Start, and settings."""
     script = script or Script()
-    start = {key: options.pop(key) for key in ("session", "last", "persist") if key in options}
+    start = {
+        key: options.pop(key) for key in ("session", "last", "persist", "light") if key in options
+    }
     models = options.pop("models", [ModelChoice(str(model), "A model", True, 98_000_000, True)])
     app = ChatApp(Start(settings(model, **options), lambda: models, **start), script)
     async with app.run_test(size=size) as pilot:
