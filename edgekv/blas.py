@@ -136,8 +136,13 @@ def _describe(library: ctypes.CDLL, prefix: str) -> tuple[str, int]:
     return " ".join(words[:2]), int(getattr(library, f"{prefix}get_num_threads")())
 
 
+def given_threads() -> bool:
+    """Whether the user has set how many threads there are."""
+    return bool(os.environ.get("OPENBLAS_NUM_THREADS") or os.environ.get("OMP_NUM_THREADS"))
+
+
 def _limit_threads(library: ctypes.CDLL) -> None:
-    if os.environ.get("OPENBLAS_NUM_THREADS") or os.environ.get("OMP_NUM_THREADS"):
+    if given_threads():
         return
     library.scipy_openblas_set_num_threads(ctypes.c_int(usable_cores()))
 

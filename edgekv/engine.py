@@ -43,6 +43,7 @@ from edgekv.sessions import Store
 from edgekv.sessions.blocks import BlockFiles
 from edgekv.sessions.fingerprint import fingerprint
 from edgekv.sessions.reuse import Reuse
+from edgekv.threads import make_threads
 from edgekv.tokenizer import Tokenizer
 
 __all__ = [
@@ -174,6 +175,7 @@ class Engine:
             )
             self._loaded.put(loaded)
             while self._take_jobs():
+                self._threads.adapt()
                 self._scheduler.step()
             self._scheduler.cancel_all()
         except BaseException as error:
@@ -199,6 +201,7 @@ class Engine:
         # Before the weights are read: a large model of an unknown family must fail fast.
         check_supported(read_config(self._path))
         blas.install()
+        self._threads = make_threads()
         checkpoint = open_checkpoint(self._path)
         config = checkpoint.config
         shape = ModelShape.from_config(config)

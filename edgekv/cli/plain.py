@@ -2,6 +2,7 @@
 
 import contextlib
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -14,11 +15,11 @@ from edgekv.cli.store import open_store
 from edgekv.conversation import checked
 from edgekv.errors import EdgekvError, InvalidValue
 from edgekv.files import private_folder
-from edgekv.sessions import Message, SessionNotFound
+from edgekv.sessions import Message, SessionNotFound, Store, StoreUnavailable
 from edgekv.tui.chat import Chat
 from edgekv.tui.inbox import Inbox
 from edgekv.tui.printable import printable, typed
-from edgekv.tui.reply import took
+from edgekv.tui.reply import SAVE_S, took
 from edgekv.tui.settings import Settings
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class PlainChat:
     def __init__(self, settings: Settings, session: str | None, last: bool, persist: bool) -> None:
         self._base = settings
         self._persist = persist
-        self._store = open_store() if persist else None
+        self._store = _store() if persist else None
         self._model: Model
         self._chat = self._first(session, last)
         self._commands: dict[str, Callable[[str], None]] = {
@@ -75,6 +76,8 @@ class PlainChat:
 
     def _greet(self) -> None:
         _say(f"{self._model.name}; /help says what can be typed")
+        if self._store is not None and not self._chat.persisted:
+            _say(f"nothing is kept: {self._store.folder} cannot be written")
         if self._chat.messages:
             _say(f"{self._chat.title}: {len(self._chat.messages):,} messages, /history shows them")
         if self._chat.messages and self._chat.messages[-1].partial:
@@ -85,7 +88,8 @@ class PlainChat:
             if text.startswith("/"):
                 name, _, argument = text[1:].strip().partition(" ")
                 if name not in self._commands:
-                    raise InvalidValue(f"no command /{name}{config.nearest(name, self._commands)}")
+                    known = {**self._commands, "exit": None}
+                    raise InvalidValue(f"no command /{name}{config.nearest(name, known)}")
                 self._commands[name](argument.strip())
             elif text.strip():
                 self._chat.say(checked(text))
@@ -185,6 +189,7 @@ class _Lines(Inbox):
         super().__init__()
         self._chat = chat
         self._begun = begun
+        self._saved = time.monotonic()
         self.text = text
 
     def write(self, text: str) -> None:
@@ -192,10 +197,20 @@ class _Lines(Inbox):
         if not self._begun:
             self._begun = True
             self._chat.begin(self.text)
-        elif "\n" in text:
+        elif time.monotonic() > self._saved + SAVE_S:
             self._chat.grow(self.text)
+            self._saved = time.monotonic()
         click.echo(printable(text), nl=False)
         sys.stdout.flush()
+
+
+def _store() -> Store | None:
+    """Where the conversation is kept; without it, it goes on all the same."""
+    try:
+        return open_store()
+    except StoreUnavailable as fault:
+        _say(f"nothing is kept: {fault}")
+        return None
 
 
 def _say(text: str) -> None:

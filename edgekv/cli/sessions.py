@@ -12,7 +12,7 @@ from edgekv.cli.output import amount, write_facts, write_json, write_table
 from edgekv.cli.store import open_store
 from edgekv.errors import EdgekvError, ExitCode, InvalidValue
 from edgekv.files import private
-from edgekv.sessions import Session, Store
+from edgekv.sessions import Session, Store, StoreUnavailable
 
 if TYPE_CHECKING:
     from edgekv.sessions.blocks import BlockFiles
@@ -214,7 +214,7 @@ def _files(store: Store) -> "BlockFiles":
     from edgekv.sessions.blocks import BlockFiles
 
     if not store.writable:
-        raise InvalidValue(f"{store.folder} cannot be written: give it back its permissions")
+        raise StoreUnavailable(f"{store.folder} cannot be written: give it back its permissions")
     return BlockFiles(store)
 
 

@@ -1,6 +1,6 @@
 """The stored session that a command goes on with, if any."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -22,12 +22,19 @@ class Stored:
     """A store to read KV from, and the session that a turn is read from and written to.
 
     name: what a session that is made when its first turn begins is called; None makes none.
+    hold: keeps other processes from a session made then.
     """
 
     def __init__(
-        self, store: Store | None, name: str | None, session: Session | None, persist: bool
+        self,
+        store: Store | None,
+        name: str | None,
+        session: Session | None,
+        persist: bool,
+        hold: Callable[[Session], None],
     ) -> None:
         self.store = store
+        self._hold = hold
         self._name = name
         self._session = session
         self._persist = persist
@@ -88,6 +95,7 @@ class Stored:
         try:
             if self._session is None:
                 self._session = self.store.create(self._name, settings.model, kept)
+                self._hold(self._session)
             else:
                 kept = dict(self._session.settings) | kept
                 self.store.configure(self._session.id, settings.model, kept)
@@ -117,14 +125,18 @@ def stored(name: str | None, last: bool, persist: bool) -> Iterator[Stored]:
         if store is None:
             if last:
                 raise SessionNotFound("there is no session to continue: begin one with --session")
-            yield Stored(None, name, None, persist)
+            yield Stored(None, name, None, persist, lambda session: None)
             return
         stack.callback(store.close)
         session = _find(store, name, last)
         persist = persist and store.writable
+
+        def hold(one: Session) -> None:
+            stack.callback(store.lock(one.id).release)
+
         if session is not None and persist:
-            stack.callback(store.lock(session.id).release)
-        yield Stored(store, name, session, persist)
+            hold(session)
+        yield Stored(store, name, session, persist, hold)
 
 
 def _open(name: str | None, last: bool, persist: bool) -> Store | None:

@@ -2,7 +2,7 @@
 
 numpy has an OpenBLAS of its own, and threads of both look for work in a loop for a while after each
 product. Where a reply is written while a prompt is read, two cores then serve three threads:
-2,000 tokens took 93 s to read beside a stream, and 42 where one library computes both.
+2,000 tokens took 93 s to read beside a stream, and 51 where one library computes both.
 """
 
 import ctypes

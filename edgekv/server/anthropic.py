@@ -103,7 +103,7 @@ def _messages(fields: Fields) -> list[Message]:
         found.append({"role": "system", "content": system})
     given = fields.nested_list("messages")
     if not given:
-        raise fields.wrong("messages", "a list of at least one message")
+        raise fields.wrong("messages", "a list with a message in it")
     check_count(given, "messages")
     for one in given:
         role = one.choice("role", ("user", "assistant"))

@@ -93,7 +93,7 @@ class Fields:
     def wrong(self, key: str, expected: str) -> ApiError:
         """The fault of a field: what it should be, and what was got."""
         value = self.values.get(key)
-        got = _kind(value)
+        got = "an empty list" if value == [] else _kind(value)
         if isinstance(value, int | float | str) and not isinstance(value, bool):
             got = repr(value)[:64]
         return invalid(f"{self.name(key)}: expected {expected}, got {got}", self.name(key))

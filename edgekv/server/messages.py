@@ -22,7 +22,7 @@ def read_messages(fields: Fields) -> list[Message]:
     """The `messages` of a chat. Raises ApiError."""
     given = fields.nested_list("messages")
     if not given:
-        raise fields.wrong("messages", "a list of at least one message")
+        raise fields.wrong("messages", "a list with a message in it")
     check_count(given, "messages")
     messages = [_message(one) for one in given]
     check_length(messages)

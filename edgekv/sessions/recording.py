@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 
-from edgekv.sessions.records import StoreUnavailable
+from edgekv.sessions.records import SessionNotFound, StoreUnavailable
 from edgekv.sessions.store import Store
 
 SAVE_S = 1.0
@@ -56,6 +56,6 @@ class Recording:
             return
         try:
             write()
-        except StoreUnavailable as fault:
+        except (StoreUnavailable, SessionNotFound) as fault:
             self._failed = True
             self._warn(f"this conversation is not being saved: {fault}")

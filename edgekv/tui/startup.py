@@ -21,7 +21,6 @@ async def start(screen: "ChatScreen") -> None:
     faults: list[str] = []
     try:
         await asyncio.to_thread(app.open_store)
-        faults += app.store.notes if app.store else []
     except EdgekvError as error:
         faults.append(f"nothing is kept: {error}")
     if app.store is not None:
@@ -33,7 +32,7 @@ async def start(screen: "ChatScreen") -> None:
         chat = None
     await screen.open(chat or screen.new_chat())
     if faults:
-        screen.banner.fault(faults[0])
+        screen.banner.fault("; ".join(faults))
     screen.started = True
     try:
         here = await asyncio.to_thread(app.is_here, app.model_name)

@@ -10,8 +10,9 @@ pytestmark = pytest.mark.model
 UP, CTRL_C, CTRL_D = "\x1b[A", "\x03", "\x04"
 
 
-def plain(edgekv, model, text, *args):
-    return edgekv("chat", "--plain", "-m", model, "--max-tokens", 12, *args, stdin=None, input=text)
+def plain(edgekv, model, text, *args, **options):
+    command = ("chat", "--plain", "-m", model, "--max-tokens", 12, *args)
+    return edgekv(*command, stdin=None, input=text, **options)
 
 
 def test_a_script_reads_replies_alone_on_standard_output(edgekv, default_model):
@@ -36,13 +37,23 @@ def test_sessions_are_kept_listed_opened_and_gone_on_with(edgekv, default_model)
 
 def test_no_persist_and_faults_in_one_line(edgekv, default_model, home):
     done = plain(
-        edgekv, default_model, "/nonsense\n/open x\n/continue\nHi\\\nthere\n", "--no-persist"
+        edgekv, default_model, "/quit\n/nonsense\n/open x\n/continue\nHi\\\nthere\n", "--no-persist"
     )
     assert done.returncode == 0
+    refused = next(line for line in done.stderr.splitlines() if "no command /quit" in line)
+    assert "exit" in refused
     assert "no command /nonsense" in done.stderr
     assert "nothing is stored" in done.stderr
     assert "no reply to go on with" in done.stderr
     assert not [path for path in home.rglob("*") if path.is_file()]
+
+
+def test_where_nothing_can_be_kept_the_chat_says_so_and_goes_on(edgekv, default_model, tmp_path):
+    (tmp_path / "file").write_text("")
+    environment = {"EDGEKV_HOME": str(tmp_path / "file" / "home")}
+    done = plain(edgekv, default_model, "Hi\n", env=environment)
+    assert done.returncode == 0 and done.stdout.strip()
+    assert "nothing is kept: " in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,9 @@
 import pytest
 
-from edgekv.cli.stored import Stored
-from edgekv.sessions import Session
+from edgekv.cli.stored import Stored, stored
+from edgekv.config import Config
+from edgekv.sessions import Session, SessionInUse, Store
+from edgekv.sessions.recording import Recording
 
 PLAIN = {"model": "m", "window": 64, "n_sink": 4, "k_bits": 8, "v_bits": 4, "kv_policy": None}
 BY_LAYER = PLAIN | {"kv_policy": "bits.toml"}
@@ -21,5 +23,26 @@ BY_LAYER = PLAIN | {"kv_policy": "bits.toml"}
 )
 def test_a_session_is_gone_on_with_as_it_began_but_for_what_is_given(begun, given, expected):
     session = Session("0" * 32, "s", "m", begun, 0, 0, 1)
-    settings = Stored(None, "s", session, persist=True).settings(given | {"seed": None})
+    settings = Stored(None, "s", session, True, list.append).settings(given | {"seed": None})
     assert settings == {"model": "m", "window": 64, "n_sink": 4} | expected
+
+
+def test_a_session_that_is_made_by_its_first_turn_is_held_as_any_other(home):
+    with stored("new", last=False, persist=True) as one:
+        assert one.begin("hello", Config()) is not None
+        with Store() as store, pytest.raises(SessionInUse, match="open in another edgekv"):
+            store.lock(store.get("new").id)
+    with Store() as store:
+        store.lock(store.get("new").id).release()
+
+
+def test_a_session_that_vanishes_does_not_end_its_reply(home):
+    warnings = []
+    with Store() as store:
+        recording = Recording(store, store.create("gone").id, warnings.append)
+        recording.add("user", "hello")
+        store.delete(store.get("gone").id)
+        store.purge(store.sessions(deleted=True)[0].id)
+        recording.write("some")
+        recording.finish((), "stop")
+    assert len(warnings) == 1 and "not being saved" in warnings[0]
