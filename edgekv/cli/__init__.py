@@ -42,6 +42,13 @@ class LazyGroup(click.Group):
         assert isinstance(command, click.Command)
         return command
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        own = {name for parameter in self.get_params(ctx) for name in parameter.opts}
+        # `edgekv` alone is the chat, and so it is with the chat's options.
+        if args and args[0].startswith("-") and args[0].partition("=")[0] not in own:
+            args = ["chat", *args]
+        return super().parse_args(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         # click would import every command for its first line of help.
         with formatter.section("Commands"):

@@ -132,3 +132,12 @@ def test_closed_pipe_is_quiet():
     )
     os.close(write)
     assert done.stderr == "" and done.returncode == 1
+
+
+def test_options_of_the_chat_need_not_its_name(edgekv):
+    done = edgekv("--plain", "--window", "0", input="")
+    assert done.returncode == 2 and "window" in done.stderr
+    done = edgekv("-c", "--session", "a")
+    assert done.returncode == 2 and "each choose a session" in done.stderr
+    assert edgekv("--version").returncode == 0
+    assert "edgekv chat --help" in edgekv("--nope").stderr
