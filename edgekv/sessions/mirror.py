@@ -1,16 +1,19 @@
-"""A second copy of each transcript, a file a session, for when the database is damaged.
+"""A second copy of each transcript, for when the database is damaged.
 
 SQLite notices a damaged page at best, not a flipped bit in a text, and a damaged log loses
 transactions. A copy is named by its session and by the count that orders sessions, so that a
-look at the folder tells whether the database lacks something.
+look at the folder tells whether the database lacks something. It holds the newest messages; those
+before them are in parts, which are written once: a turn must not cost more the longer its session
+is.
 """
 
+import hashlib
 import json
 import zlib
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from edgekv.files import private_folder, write_whole
 from edgekv.sessions.records import Message, Session
@@ -18,7 +21,17 @@ from edgekv.sessions.seal import Seal
 
 FORMAT = 1
 
+PART = 32
+"""Messages of a part."""
+
 Transcript = tuple[Session, list[Message]]
+
+
+class _Part(NamedTuple):
+    """A part, named by the count at which it was written, and what it says."""
+
+    used: int
+    digest: str
 
 
 class Mirror:
@@ -38,33 +51,74 @@ class Mirror:
         return found
 
     def write(self, session: Session, messages: Sequence[Message]) -> None:
-        """Replace the copy of a session."""
-        body = self._seal.seal(json.dumps(to_document(session, messages)).encode())
-        old = self._paths(session.id)
-        new = private_folder(self._folder) / f"{session.id}.{session.used}.json"
-        write_whole(new, b"%08x\n%b" % (zlib.crc32(body), body))
-        for path in old:
-            if path != new:
+        """Replace the copy of a session; parts that say the same stay."""
+        private_folder(self._folder)
+        there, parts, kept = self._parts(session.id), [], set()
+        full = len(messages) // PART
+        for n in range(full):
+            body = _encode([vars(one) for one in messages[n * PART : (n + 1) * PART]])
+            part = _Part(session.used, hashlib.blake2b(body, digest_size=16).hexdigest())
+            if n < len(there) and there[n].digest == part.digest:
+                part = there[n]
+            else:
+                self._put(self._part(session.id, n, part), body)
+            parts.append(part)
+            kept.add(self._part(session.id, n, part))
+        head = self._folder / f"{session.id}.{session.used}.json"
+        newest = to_document(session, messages[full * PART :])
+        self._put(head, _encode({"parts": parts, "newest": newest}))
+        for path in self._folder.glob(f"{session.id}.*"):
+            if path != head and path not in kept:
                 path.unlink(missing_ok=True)
 
     def read(self, session: str) -> Transcript | None:
         """The newest copy of a session that is whole."""
-        for path in sorted(self._paths(session), key=_used, reverse=True):
+        for path in self._heads(session):
             try:
-                checksum, _, body = path.read_bytes().partition(b"\n")
-                if int(checksum, 16) != zlib.crc32(body):
-                    continue
-                return from_document(json.loads(self._seal.open(body)))
+                head = self._get(path)
+                document, said = head["newest"], []
+                for n, part in enumerate(head["parts"]):
+                    said += self._get(self._part(session, n, _Part(*part)))
+                return from_document(document | {"messages": said + document["messages"]})
             except (OSError, ValueError, KeyError, TypeError):
                 continue
         return None
 
     def remove(self, session: str) -> None:
-        for path in self._paths(session):
+        for path in self._folder.glob(f"{session}.*"):
             path.unlink(missing_ok=True)
 
-    def _paths(self, session: str) -> list[Path]:
-        return list(self._folder.glob(f"{session}.*.json"))
+    def _parts(self, session: str) -> list[_Part]:
+        """The parts of the newest copy, up to the first that is not there."""
+        found: list[_Part] = []
+        try:
+            for path in self._heads(session)[:1]:
+                for n, (used, digest) in enumerate(self._get(path)["parts"]):
+                    found.append(_Part(int(used), digest))
+                    self._part(session, n, found[-1]).stat()
+        except (OSError, ValueError, KeyError, TypeError):
+            return found[:-1]
+        return found
+
+    def _heads(self, session: str) -> list[Path]:
+        return sorted(self._folder.glob(f"{session}.*.json"), key=_used, reverse=True)
+
+    def _part(self, session: str, n: int, part: _Part) -> Path:
+        return self._folder / f"{session}.{int(part.used)}.{n}.part"
+
+    def _put(self, path: Path, body: bytes) -> None:
+        sealed = self._seal.seal(body)
+        write_whole(path, b"%08x\n%b" % (zlib.crc32(sealed), sealed))
+
+    def _get(self, path: Path) -> Any:  # noqa: ANN401 - JSON
+        checksum, _, body = path.read_bytes().partition(b"\n")
+        if int(checksum, 16) != zlib.crc32(body):
+            raise ValueError(f"{path}: damaged")
+        return json.loads(self._seal.open(body))
+
+
+def _encode(value: object) -> bytes:
+    return json.dumps(value).encode()
 
 
 def _used(path: Path) -> int:
@@ -74,8 +128,8 @@ def _used(path: Path) -> int:
 
 def to_document(session: Session, messages: Sequence[Message]) -> dict[str, Any]:
     """A transcript as JSON values."""
-    facts = asdict(replace(session, settings=dict(session.settings)))
-    return {"format": FORMAT, "session": facts, "messages": [asdict(one) for one in messages]}
+    facts = vars(replace(session, settings=dict(session.settings)))
+    return {"format": FORMAT, "session": facts, "messages": [vars(one) for one in messages]}
 
 
 def from_document(document: dict[str, Any]) -> Transcript:

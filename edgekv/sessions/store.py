@@ -261,8 +261,7 @@ class Store:
             return []
         for session in self.sessions():
             for message in reversed(self.messages(session.id)):
-                at = message.content.casefold().find(wanted)
-                if at < 0:
+                if (at := message.content.casefold().find(wanted)) < 0:
                     continue
                 excerpt = message.content[max(0, at - EXCERPT) : at + len(text) + EXCERPT]
                 hits.append(Hit(session, message.position, message.role, excerpt))
@@ -302,10 +301,14 @@ class Store:
     # Rows and copies
 
     def damaged(self) -> Iterable[str]:
-        """Restore every session and message that is not what was written; what those were."""
+        """Restore every session, message and copy that is not what was written; what those were."""
         before = len(self.notes)
         for session in self._sessions():
             self.messages(session.id)
+            if self.writable and self._mirror.read(session.id) is None:
+                self.notes.append(f"the copy of session {session.name!r} was damaged: made again")
+                self._mirror.remove(session.id)
+                self._copy(session.id)
         return self.notes[before:]
 
     def _sessions(self) -> list[Session]:

@@ -9,6 +9,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from edgekv.errors import DamagedFile, InvalidValue
 from edgekv.files import sweep_temporary
@@ -18,7 +20,9 @@ from edgekv.sessions.blocks import BlockFiles
 from edgekv.sessions.check import gc, verify
 from edgekv.sessions.entry import Entry
 from edgekv.sessions.fingerprint import fingerprint
-from edgekv.sessions.records import StoreUnavailable
+from edgekv.sessions.mirror import PART, Mirror
+from edgekv.sessions.records import Message, Session, StoreUnavailable
+from edgekv.sessions.seal import Clear
 
 
 def entry(n, model=0, size=100, kind="block"):
@@ -289,6 +293,25 @@ def test_a_transcript_outlives_damage_to_the_log_of_a_killed_process(tmp_path):
             assert store.messages(session) == expected, name
 
 
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(["add", "cut", "revise"]), st.integers(0, 100))))
+def test_a_copy_says_what_was_written_last(tmp_path_factory, steps):
+    mirror = Mirror(tmp_path_factory.mktemp("copies"), Clear())
+    said: list[Message] = []
+    for used, (step, n) in enumerate(steps):
+        if step == "add":
+            said += [Message(len(said) + i, "user", f"{used}", (n,)) for i in range(n)]
+        elif step == "cut":
+            del said[n:]
+        elif n < len(said):
+            said[n] = Message(n, "user", f"revised {used}")
+        session = Session("a" * 32, "a", "m", {}, 0, 0, used, n_messages=len(said))
+        mirror.write(session, said)
+        assert mirror.read(session.id) == (session, said)
+        files = list(mirror._folder.iterdir())
+        assert len(files) == 1 + len(said) // PART
+
+
 def test_a_damaged_copy_is_no_loss_while_the_database_is_whole(store, session):
     expected = store.messages(session)
     (path,) = (store.folder / "transcripts").iterdir()
@@ -296,6 +319,20 @@ def test_a_damaged_copy_is_no_loss_while_the_database_is_whole(store, session):
         path.write_bytes(content)
         with Store(store.folder) as again:
             assert again.messages(session) == expected
+
+
+def test_verify_makes_a_damaged_copy_again(store, files):
+    session = store.create("a", messages=[Message(n, "user", f"{n}") for n in range(2 * PART + 1)])
+    expected = store.messages(session.id)
+    for path in sorted((store.folder / "transcripts").iterdir()):
+        path.write_bytes(b"0")
+        assert verify(store, files).damaged == ["the copy of session 'a' was damaged: made again"]
+        assert verify(store, files).damaged == []
+    store.close()
+    for path in store.folder.glob("edgekv.db*"):
+        path.unlink()
+    with Store(store.folder) as again:
+        assert again.messages(session.id) == expected
 
 
 def test_a_purged_session_does_not_come_back(store, session):
@@ -347,3 +384,15 @@ def test_a_turn_writes_little_more_than_its_kv_and_its_text(store, session):
     if not any(ratios):
         pytest.skip("the file system of the temporary folder counts no writes")
     assert 0.9 < min(ratios) <= max(ratios) <= 1.1
+
+
+def test_a_turn_behind_a_thousand_others_writes_as_little(store):
+    said = [Message(n, "user", f"some words {n} " * 100, range(300)) for n in range(2000)]
+    session = store.create("long", messages=said).id
+    for n in range(PART):
+        sizes = {path: path.stat() for path in (store.folder / "transcripts").iterdir()}
+        store.append(session, "user", "And then? " * 20)
+        store.append(session, "assistant", "some words " * 100, range(300), "stop")
+        written = [path for path in (store.folder / "transcripts").iterdir() if path not in sizes]
+        assert sum(path.stat().st_size for path in written) < 250_000, n
+        assert len(written) <= 2
