@@ -15,7 +15,6 @@ from edgekv.evaluation import perplexity, tune
 from edgekv.evaluation.checkpoint import key
 from edgekv.evaluation.divergence import Divergence, compare, each, reference_policy
 from edgekv.evaluation.needle import Found, search
-from edgekv.evaluation.walk import Numbers
 from edgekv.quality import record_kld
 
 
@@ -185,8 +184,8 @@ def tune_command(
                 "layer": i,
                 "k_bits": k,
                 "v_bits": v,
-                "k_cost": float(cost[0]),
-                "v_cost": float(cost[1]),
+                "k_cost": float(cost[0, tune.PROBE]),
+                "v_cost": float(cost[1, tune.PROBE]),
             }
             for i, ((k, v), cost) in enumerate(zip(bits, costs, strict=True))
         ]
@@ -195,11 +194,13 @@ def tune_command(
     return on_bench(options | {"kv_budget": None}, measure)
 
 
-def _costs(bench: Bench, tokens: list[int]) -> Numbers:
+def _costs(bench: Bench, tokens: list[int]) -> tune.Costs:
     policy = bench.policy
     return bench.kept(
         "layers",
-        key(f"tune {policy.n_sink} {tune.PROBES} {tune.GROUP}", bench.path, tokens, []),
+        key(
+            f"tune {policy.n_sink} {tune.CHOICES} {tune.PROBE} {tune.GROUP}", bench.path, tokens, []
+        ),
         lambda model, rope, watch, place: tune.sensitivities(
             model, rope, policy, tokens, place.load([], rope), watch, place
         ),
