@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgekv.errors import EdgekvError, InvalidValue
-from edgekv.files import private, private_folder
+from edgekv.files import private_folder, write_whole
 
 DEFAULT_MODEL = "smollm2-135m"
 KV_BITS = (2, 3, 4, 8, 16)
@@ -246,25 +246,13 @@ def set_model(name: str) -> Path:
     text = path.read_bytes().decode("utf-8") if before or path.exists() else ""
     edited = _edit_model(text, before | {"model": name}, path)
     try:
-        _replace(path, edited.encode("utf-8"))
+        mode = path.stat().st_mode & 0o7777 if path.exists() else 0o600
+        private_folder(path.parent)
+        write_whole(path, edited.encode("utf-8"))
+        path.chmod(mode)
     except OSError as error:
         raise EdgekvError(f"cannot write {path}: {error.strerror or error}") from None
     return path
-
-
-def _replace(path: Path, content: bytes) -> None:
-    private_folder(path.parent)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "wb", opener=private) as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        if path.exists():
-            temporary.chmod(path.stat().st_mode & 0o7777)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _edit_model(text: str, wanted: dict[str, Value], path: Path) -> str:

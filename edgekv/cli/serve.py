@@ -15,7 +15,7 @@ from edgekv.cli.options import (
     model_option,
 )
 from edgekv.cli.output import amount
-from edgekv.cli.store import open_store
+from edgekv.cli.store import open_store, warn
 from edgekv.config import Config
 from edgekv.conversation import Prompt
 from edgekv.engine import Engine, Limits
@@ -68,6 +68,8 @@ def serve(**options: Any) -> None:  # noqa: ANN401
             level = "info" if options["verbose"] else "warning"
             logging.basicConfig(stream=sys.stderr, format="%(levelname)s: %(message)s")
             logging.getLogger("edgekv").setLevel(level.upper())
+            if not store.writable:
+                warn(f"KV is not kept on disk: {store.folder} cannot be written")
             _announce(served, options["host"], listener.getsockname()[1])
             listen(make_app(service, access), service, listener, level)
 

@@ -94,8 +94,7 @@ class Stored:
         new = self._session is None
         try:
             if self._session is None:
-                self._session = self.store.create(self._name, settings.model, kept)
-                self._hold(self._session)
+                self._session = self._create(self.store, settings.model, kept)
             else:
                 kept = dict(self._session.settings) | kept
                 self.store.configure(self._session.id, settings.model, kept)
@@ -107,6 +106,16 @@ class Stored:
             recording.add("system", settings.system)
         recording.add("user", text)
         return recording
+
+    def _create(self, store: Store, model: str, kept: Mapping[str, Any]) -> Session:
+        try:
+            session = store.create(self._name, model, kept)
+        except InvalidValue:
+            # Another process began one of that name since it was looked for: is it there still?
+            self._hold(store.get(self._name or ""))
+            raise
+        self._hold(session)
+        return session
 
 
 @contextmanager

@@ -36,6 +36,16 @@ def test_a_session_that_is_made_by_its_first_turn_is_held_as_any_other(home):
         store.lock(store.get("new").id).release()
 
 
+def test_of_two_that_begin_a_session_at_once_the_second_is_told_that_it_is_open(home):
+    with (
+        stored("new", last=False, persist=True) as one,
+        stored("new", last=False, persist=True) as two,
+        pytest.raises(SessionInUse, match="open in another edgekv"),
+    ):
+        one.begin("hello", Config())
+        two.begin("hello", Config())
+
+
 def test_a_session_that_vanishes_does_not_end_its_reply(home):
     warnings = []
     with Store() as store:
