@@ -76,7 +76,7 @@ def show(name: str, as_json: bool) -> None:
 @yes_option
 @as_json_option
 def rm(names: tuple[str, ...], yes: bool, as_json: bool) -> None:
-    """Remove sessions for good, with every block that no other session uses."""
+    """Remove sessions for good: all text, what /undo took back too, and KV that no other uses."""
     with open_store() as store:
         files = _files(store)
         found = {session.id: session for session in map(store.get, names)}

@@ -2,6 +2,7 @@
 
 import shutil
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from edgekv.files import sweep_temporary
 from edgekv.sessions.blocks import BlockFiles
 from edgekv.sessions.entry import Refused
 from edgekv.sessions.lock import SessionLock
+from edgekv.sessions.records import SessionNotFound
 from edgekv.sessions.store import Store
 
 SECOND_LOOK_S = 1.0
@@ -84,7 +86,9 @@ def gc(store: Store, files: BlockFiles) -> dict[str, int]:
     before = files.nbytes
     gone = store.sessions(deleted=True)
     for session in gone:
-        store.purge(session.id)
+        # One that was a branch of another went with it.
+        with suppress(SessionNotFound):
+            store.purge(session.id)
     _remove_locks(store.folder / "locks", {one.id for one in store.sessions()})
     shutil.rmtree(store.folder / "damaged", ignore_errors=True)
     swept = sweep_temporary(store.folder)

@@ -3,7 +3,6 @@
 import zlib
 from pathlib import Path
 
-from edgekv.files import write_whole
 from edgekv.sessions.database import Database
 from edgekv.sessions.seal import Clear, Seal, Sealed, StoreLocked, make, unlock
 
@@ -23,15 +22,11 @@ def seal(folder: Path, db: Database) -> Seal:
     raise StoreLocked(f"the key of the stored sessions is damaged, in {db.path} and in {path}")
 
 
-def create(folder: Path, db: Database, keyring: bool) -> Sealed:
-    """Make a key and keep it in both places."""
+def create(keyring: bool) -> tuple[Sealed, bytes]:
+    """A new key, and the text to keep of it; nothing is written yet."""
     made, text = make(keyring)
     body = text.encode()
-    kept = _sum(body) + b"\n" + body
-    write_whole(folder / "key", kept)
-    with db.transaction() as connection:
-        connection.execute("INSERT OR REPLACE INTO facts VALUES ('key', ?)", (kept,))
-    return made
+    return made, _sum(body) + b"\n" + body
 
 
 def _sum(body: bytes) -> bytes:

@@ -74,15 +74,34 @@ class Mirror:
     def read(self, session: str) -> Transcript | None:
         """The newest copy of a session that is whole."""
         for path in self._heads(session):
-            try:
-                head = self._get(path)
-                document, said = head["newest"], []
-                for n, part in enumerate(head["parts"]):
-                    said += self._get(self._part(session, n, _Part(*part)))
-                return from_document(document | {"messages": said + document["messages"]})
-            except (OSError, ValueError, KeyError, TypeError):
-                continue
+            copy, lost = self._read(session, path)
+            if copy is not None and not lost:
+                return copy
         return None
+
+    def salvage(self, session: str) -> tuple[Transcript | None, int]:
+        """The copy of a session that lacks least, and how many messages that is."""
+        found = [self._read(session, path) for path in self._heads(session)]
+        sound = [(copy, lost) for copy, lost in found if copy is not None]
+        return min(sound, key=lambda one: one[1], default=(None, 0))
+
+    def _read(self, session: str, path: Path) -> tuple[Transcript | None, int]:
+        """A copy, and how many of its messages are in parts that are damaged."""
+        said: list[Any] = []
+        lost = 0
+        try:
+            head = self._get(path)
+            for n, part in enumerate(head["parts"]):
+                try:
+                    said += self._get(self._part(session, n, _Part(*part)))
+                except (OSError, ValueError):
+                    lost += PART
+            document = head["newest"]
+            said += document["messages"]
+            facts = document["session"] | {"n_messages": len(said)}
+            return from_document(document | {"session": facts, "messages": said}), lost
+        except (OSError, ValueError, KeyError, TypeError):
+            return None, 0
 
     def remove(self, session: str) -> None:
         for path in self._folder.glob(f"{session}.*"):

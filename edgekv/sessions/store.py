@@ -12,12 +12,12 @@ from typing import Any, Self
 
 from edgekv import config
 from edgekv.errors import InvalidValue
+from edgekv.files import write_whole
 from edgekv.sessions import keys, rows
 from edgekv.sessions.database import Database, open_or_recover
 from edgekv.sessions.lock import SessionLock, locked_sessions
 from edgekv.sessions.mirror import Mirror, Transcript
 from edgekv.sessions.records import (
-    Hit,
     Message,
     Session,
     SessionInUse,
@@ -26,11 +26,12 @@ from edgekv.sessions.records import (
     check_name,
 )
 from edgekv.sessions.rows import Rows
-
-EXCERPT = 60
-"""Characters of a search hit's excerpt on each side of what was found."""
+from edgekv.sessions.seal import Seal
 
 _SESSIONS = f"SELECT {rows.SESSION} FROM sessions"
+_SEALING = "sealing"
+"""A fact that is there until all that was in the clear has been sealed or removed."""
+
 _COUNT = "SELECT count(*) FROM messages WHERE session = ?"
 
 
@@ -50,9 +51,8 @@ class Store:
         self.db: Database
         self.db, self.notes = open_or_recover(self.folder / "edgekv.db", read_only)
         try:
-            self.seal = keys.seal(self.folder, self.db)
-            self._rows = Rows(self.seal)
-            self._mirror = Mirror(self.folder / "transcripts", self.seal)
+            self._use(keys.seal(self.folder, self.db))
+            self._finish_sealing()
             self._catch_up()
         except BaseException:
             self.db.close()
@@ -70,8 +70,6 @@ class Store:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-    # Sessions
 
     def create(
         self,
@@ -121,19 +119,16 @@ class Store:
     ) -> Session:
         """Set the model or replace the settings of a session."""
         given: dict[str, Any] = {"model": model, "settings": settings}
-        with self._change(session, **{k: v for k, v in given.items() if v is not None}):
-            pass
+        self._set(session, **{k: v for k, v in given.items() if v is not None})
         return self.get(session)
 
     def pin(self, session: str, pinned: bool = True) -> None:
         """Keep a session's KV on disk whatever the quota says, or no longer."""
-        with self._change(session, pinned=pinned):
-            pass
+        self._set(session, pinned=pinned)
 
     def set_draft(self, session: str, text: str) -> None:
         """Remember what the user has typed and not sent; `Session.draft` gives it back."""
-        with self._change(session, copy=False, draft=text):
-            pass
+        self._set(session, copy=False, draft=text)
 
     def branch(self, session: str, position: int | None = None, name: str | None = None) -> Session:
         """A new session with the messages before `position` (default: all) of this one.
@@ -154,25 +149,28 @@ class Store:
 
     def delete(self, session: str) -> None:
         """Put a session out of sight; `undelete` brings it back until `purge` or gc."""
-        with self._change(session, deleted=True):
-            pass
+        self._set(session, deleted=True)
 
     def undelete(self, session: str) -> Session:
         """Bring a deleted session back, under another name where its own has been taken."""
         gone = self.get(session)
         taken = {other.name for other in self.sessions()}
         name = gone.name if gone.name not in taken else f"{gone.name} {gone.id[:8]}"
-        with self._change(session, deleted=False, name=name):
-            pass
+        self._set(session, deleted=False, name=name)
         return self.get(session)
 
     def purge(self, session: str) -> None:
-        """Remove a session's text for good, its traces in the database file included."""
-        # The copy first: one that was left behind would bring the session back.
-        self._mirror.remove(session)
-        with self.db.transaction() as db:
-            self._one(db, session)
-            db.execute("DELETE FROM sessions WHERE id = ?", (session,))
+        """Remove a session's text for good, its traces in the database file included.
+
+        So are the branches of it that are out of sight, which hold what was taken back.
+        """
+        hidden = [one.id for one in self.sessions(deleted=True) if one.parent == session]
+        for one in (session, *hidden):
+            # The copy first: one that was left behind would bring the session back.
+            self._mirror.remove(one)
+            with self.db.transaction() as db:
+                self._one(db, one)
+                db.execute("DELETE FROM sessions WHERE id = ?", (one,))
         self.db.scrub()
 
     def lock(self, session: str) -> SessionLock:
@@ -250,27 +248,6 @@ class Store:
             query = "DELETE FROM messages WHERE session = ? AND position >= ?"
             return db.execute(query, (session, position)).rowcount
 
-    def search(self, text: str, limit: int = 50) -> list[Hit]:
-        """Messages of sessions that are there with `text` in them, whatever its case.
-
-        The last used session comes first, in it the newest message. A scan of the text itself:
-        it finds any part of a word in any script, and no index keeps what was deleted.
-        """
-        wanted, hits = text.casefold(), []
-        if not wanted:
-            return []
-        for session in self.sessions():
-            for message in reversed(self.messages(session.id)):
-                if (at := message.content.casefold().find(wanted)) < 0:
-                    continue
-                excerpt = message.content[max(0, at - EXCERPT) : at + len(text) + EXCERPT]
-                hits.append(Hit(session, message.position, message.role, excerpt))
-                if len(hits) == limit:
-                    return hits
-        return hits
-
-    # Encryption
-
     def encrypt(self, keyring: bool = False) -> None:
         """Seal all text and KV from now on, under a passphrase or a key in the system's keyring.
 
@@ -282,21 +259,37 @@ class Store:
         if locked_sessions(self.folder / "locks"):
             raise SessionInUse("a session is open in another edgekv: close it first")
         everything = [(one, self.messages(one.id)) for one in self._sessions()]
-        self.seal = keys.create(self.folder, self.db, keyring)
-        self._rows = Rows(self.seal)
-        for one, _ in everything:
-            self._mirror.remove(one.id)
-        self._mirror = Mirror(self.folder / "transcripts", self.seal)
+        seal, key = keys.create(keyring)
+        sealed = Rows(seal)
+        # The key with all that it seals, or neither: a process that is killed leaves no mixture.
         with self.db.transaction() as db:
             db.execute("DELETE FROM entries")
             db.execute("DELETE FROM holds")
             for transcript in everything:
-                self._put(db, transcript)
-        for one, _ in everything:
+                _put(db, sealed, transcript)
+            facts = [("key", key), (_SEALING, b"")]
+            db.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", facts)
+        self._use(seal)
+        self._finish_sealing()
+
+    def _use(self, seal: Seal) -> None:
+        self.seal, self._rows = seal, Rows(seal)
+        self._mirror = Mirror(self.folder / "transcripts", seal)
+
+    def _finish_sealing(self) -> None:
+        """Seal the copies, and remove what else there is in the clear."""
+        found = dict(self.db.read("SELECT name, value FROM facts"))
+        if _SEALING not in found or not self.writable:
+            return
+        write_whole(self.folder / "key", found["key"])
+        for one in self._sessions():
+            self._mirror.remove(one.id)
             self._copy(one.id)
         shutil.rmtree(self.folder / "blocks", ignore_errors=True)
         shutil.rmtree(self.folder / "damaged", ignore_errors=True)
         self.db.scrub()
+        with self.db.transaction() as db:
+            db.execute("DELETE FROM facts WHERE name = ?", (_SEALING,))
 
     # Rows and copies
 
@@ -341,6 +334,10 @@ class Store:
         if copy:
             self._copy(session)
 
+    def _set(self, session: str, **changed: Any) -> None:  # noqa: ANN401 - as `_change` takes
+        with self._change(session, **changed):
+            pass
+
     def _one(self, db: sqlite3.Connection, session: str) -> Session:
         row = db.execute(f"{_SESSIONS} WHERE id = ?", (session,)).fetchone()
         one = None if row is None else self._rows.session(row)
@@ -373,23 +370,25 @@ class Store:
 
     def _restore(self, session: str, told: bool = True) -> Transcript | None:
         """Put a session back as its copy has it, if there is one."""
-        copy = self._mirror.read(session)
+        copy, lost = self._mirror.salvage(session)
         if copy is None:
             self.notes.append(f"session {session[:8]} is damaged, and so is its copy")
             return None
         if self.writable:
             with self.db.transaction() as db:
-                self._put(db, copy)
-        if told:
-            self.notes.append(f"session {copy[0].name!r} was damaged: restored from its copy")
+                _put(db, self._rows, copy)
+        if lost or told:
+            some = f"all but {lost} messages " if lost else ""
+            self.notes.append(f"session {copy[0].name!r} was damaged: {some}restored from its copy")
         return copy
 
-    def _put(self, db: sqlite3.Connection, transcript: Transcript) -> None:
-        session, messages = transcript
-        self._rows.put_session(db, session)
-        db.execute("DELETE FROM messages WHERE session = ?", (session.id,))
-        for message in messages:
-            self._rows.put_message(db, session.id, message)
+
+def _put(db: sqlite3.Connection, rows: Rows, transcript: Transcript) -> None:
+    session, messages = transcript
+    rows.put_session(db, session)
+    db.execute("DELETE FROM messages WHERE session = ?", (session.id,))
+    for message in messages:
+        rows.put_message(db, session.id, message)
 
 
 def _next_use(db: sqlite3.Connection) -> int:

@@ -1,5 +1,8 @@
 """What an encrypted store gives away, and what opens it."""
 
+import pkgutil
+from contextlib import suppress
+
 import numpy as np
 import pytest
 
@@ -7,6 +10,7 @@ from edgekv.errors import InvalidValue
 from edgekv.sessions import Store
 from edgekv.sessions.blocks import BlockFiles
 from edgekv.sessions.seal import StoreLocked
+from edgekv.sessions.search import search
 from tests.sessions.test_upkeep import damages, entry
 
 
@@ -24,7 +28,7 @@ def test_an_encrypted_store_has_no_text_in_any_file(store, files, session, monke
         said = [message.content for message in again.messages(session)]
         assert said[2] == "What is the capital of Italy?"
         assert said[1] == "Paris."
-        assert [hit.position for hit in again.search("capital")] == [2, 0]
+        assert [hit.position for hit in search(again, "capital")] == [2, 0]
         assert BlockFiles(again, 10**9).load(entry(0x4242).key) is not None
         with pytest.raises(InvalidValue, match="already"):
             again.encrypt()
@@ -34,6 +38,66 @@ def test_an_encrypted_store_has_no_text_in_any_file(store, files, session, monke
     monkeypatch.delenv("EDGEKV_PASSPHRASE")
     with pytest.raises(StoreLocked, match="EDGEKV_PASSPHRASE"):
         Store(store.folder)
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        "keys.create",
+        "Rows.put_message",
+        "Database.transaction",
+        "write_whole",
+        "Mirror.remove",
+        "Mirror.write",
+        "shutil.rmtree",
+        "Database.scrub",
+    ],
+)
+def test_a_store_whose_encryption_was_killed_is_clear_or_sealed_and_whole(
+    store, files, session, monkeypatch, step
+):
+    """At each call of each step: before the key is committed all is clear, then all is sealed."""
+    monkeypatch.setenv("EDGEKV_PASSPHRASE", "open sesame")
+    files.put(session, [entry(0x4242, size=64)])
+    expected = store.messages(session)
+    target = f"edgekv.sessions.store.{step}"
+    for nth in range(1, 20):
+        with monkeypatch.context() as patch, suppress(Killed):
+            killer = Killer(patch, target, nth)
+            with Store(store.folder) as one:
+                one.encrypt()
+            break
+        assert killer.calls == nth
+        with Store(store.folder) as again:
+            assert again.messages(session) == expected
+            sealed = bool(again.seal.secret)
+        if sealed:
+            whole = b"".join(p.read_bytes() for p in store.folder.rglob("*") if p.is_file())
+            for clear in (b"capital", b"Paris", b"safetensors"):
+                assert clear not in whole, nth
+            break
+    with Store(store.folder) as again:
+        assert again.messages(session) == expected and again.seal.secret
+
+
+class Killed(BaseException):
+    """Ends the process, as far as a test can."""
+
+
+class Killer:
+    """Raises Killed in place of the nth call."""
+
+    def __init__(self, patch, target, nth):
+        self.calls, self.nth = 0, nth
+        owner, name = target.rsplit(".", 1)
+        self.real = pkgutil.resolve_name(owner.replace(".store.", ".store:") + "." + name)
+        patch.setattr(target, lambda *a, **k: self.call(*a, **k))
+
+    def call(self, *arguments, **options):
+        self.calls += 1
+        if self.calls == self.nth:
+            raise Killed
+        return self.real(*arguments, **options)
 
 
 def test_an_encrypted_file_that_was_changed_is_refused(store, session, monkeypatch):

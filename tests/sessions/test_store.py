@@ -10,6 +10,7 @@ import pytest
 
 from edgekv.errors import InvalidValue
 from edgekv.sessions import Message, SessionInUse, SessionNotFound, Store, StoreUnavailable
+from edgekv.sessions.search import search
 
 
 @pytest.fixture
@@ -138,7 +139,7 @@ def test_search_looks_through_every_session_whatever_the_case(store):
         session = store.create(name).id
         store.append(session, "user", "x" * 500 + f" Where is the ÉCOLE of {name}? " + "y" * 500)
         store.append(session, "assistant", "Nowhere.")
-    hits = store.search("école")
+    hits = search(store, "école")
     assert [(h.session.name, h.position, h.role) for h in hits] == [
         ("b", 0, "user"),
         ("a", 0, "user"),
@@ -146,9 +147,9 @@ def test_search_looks_through_every_session_whatever_the_case(store):
     assert "ÉCOLE of b" in hits[0].excerpt
     assert len(hits[0].excerpt) < 200
     store.delete(store.get("b").id)
-    assert [h.session.name for h in store.search("école")] == ["a"]
-    assert store.search("") == store.search("école ")[1:] == []
-    assert len(store.search("e", limit=1)) == 1
+    assert [h.session.name for h in search(store, "école")] == ["a"]
+    assert search(store, "") == search(store, "école ")[1:] == []
+    assert len(search(store, "e", limit=1)) == 1
 
 
 def test_drafts_pins_and_settings_are_kept(store):

@@ -335,6 +335,40 @@ def test_verify_makes_a_damaged_copy_again(store, files):
         assert again.messages(session.id) == expected
 
 
+def test_what_is_whole_of_a_damaged_copy_is_restored(store):
+    said = [Message(n, "user", f"{n}") for n in range(3 * PART + 5)]
+    session = store.create("a", messages=said).id
+    part = next((store.folder / "transcripts").glob("*.1.part"))
+    part.write_bytes(part.read_bytes()[:-1])
+    store.close()
+    for path in store.folder.glob("edgekv.db*"):
+        path.unlink()
+    with Store(store.folder) as again:
+        assert (
+            again.notes[0]
+            == f"session 'a' was damaged: all but {PART} messages restored from its copy"
+        )
+        found = [one.content for one in again.messages(session)]
+        assert found == [f"{n}" for n in range(len(said)) if n // PART != 1]
+        again.append(session, "user", "and now?")
+    with Store(store.folder) as again:
+        assert again.notes == []
+        assert again.messages(session)[-1].content == "and now?"
+
+
+def test_what_was_taken_back_goes_with_its_session(store, session):
+    hidden = store.branch(session, None, "a before a change")
+    store.delete(hidden.id)
+    seen = store.branch(session, None, "b")
+    store.purge(session)
+    assert [one.id for one in store.sessions()] == [seen.id]
+    assert store.sessions(deleted=True) == []
+    store.delete(seen.id)
+    store.delete(store.branch(seen.id).id)
+    assert gc(store, BlockFiles(store, 10**9))["sessions"] == 2
+    assert not list((store.folder / "transcripts").iterdir())
+
+
 def test_a_purged_session_does_not_come_back(store, session):
     store.purge(session)
     with Store(store.folder) as again:

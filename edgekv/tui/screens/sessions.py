@@ -15,6 +15,7 @@ from textual.widgets.option_list import Option
 
 from edgekv.errors import EdgekvError
 from edgekv.sessions import Hit, Session, Store
+from edgekv.sessions.search import search
 from edgekv.tui.chat import tokens_of
 from edgekv.tui.figures import age, plural, size
 from edgekv.tui.printable import one_line
@@ -112,7 +113,7 @@ class SessionsScreen(ModalScreen[Choice | None]):
         wanted = words.casefold()
         named = [session for session in sessions if wanted in session.name.casefold()]
         self._kv_bytes = self._store.kv_bytes()
-        hits = self._store.search(words, HITS) if words and not self._trash else []
+        hits = search(self._store, words, HITS) if words and not self._trash else []
         return named, hits
 
     def _option(self, session: Session) -> Content:
