@@ -73,6 +73,20 @@ async def test_a_download_is_cancelled_and_can_begin_again(tmp_path, monkeypatch
 
 
 @ui
+async def test_a_download_is_cancelled_before_it_has_begun(tmp_path, monkeypatch):
+    path = tmp_path / "new.gguf"
+    models = puller(monkeypatch, path)
+    late = "import signal, sys, time; signal.signal(2, lambda *_: sys.exit(1)); time.sleep(60)"
+    monkeypatch.setattr("edgekv.tui.screens.models.PULL", (sys.executable, "-c", late))
+    async with running(path, ready=False, models=models) as chat:
+        await chat.until(lambda: "No model" in chat.shown(), "the offer")
+        await chat.press("enter")
+        await chat.until(lambda: "Esc cancels" in chat.shown(), "progress")
+        await chat.press("escape")
+        await chat.until(lambda: "nothing of it is kept" in chat.shown(), "cancelled")
+
+
+@ui
 async def test_a_download_that_fails_says_why(tmp_path, monkeypatch):
     path = tmp_path / "new.gguf"
     models = puller(monkeypatch, path, error="edgekv: no [/network] today")

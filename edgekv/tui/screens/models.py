@@ -60,6 +60,7 @@ class ModelsScreen(ModalScreen[str | None]):
         self._measure = measure
         self._first_run = first_run
         self._process: asyncio.subprocess.Process | None = None
+        self._cancelled = False
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="page"):
@@ -112,6 +113,7 @@ class ModelsScreen(ModalScreen[str | None]):
         bar = self.query_one(ProgressBar)
         bar.display = True
         bar.update(total=model.nbytes, progress=0)
+        self._cancelled = False
         self._process = process = await asyncio.create_subprocess_exec(
             *PULL,
             model.name,
@@ -126,7 +128,8 @@ class ModelsScreen(ModalScreen[str | None]):
             bar.display = False
         if code == 0:
             self.dismiss(model.name)
-        elif code in (-signal.SIGINT, 130):
+        elif self._cancelled or code in (-signal.SIGINT, 130):
+            # A process that is interrupted before it runs our code ends with other codes.
             self._say("cancelled: nothing of it is kept · Enter starts again")
         else:
             self._say(words or f"the download failed with exit code {code}")
@@ -159,6 +162,7 @@ class ModelsScreen(ModalScreen[str | None]):
 
     def action_back(self) -> None:
         if self._process is not None:
+            self._cancelled = True
             self._process.send_signal(signal.SIGINT)
         else:
             self.dismiss(None)
