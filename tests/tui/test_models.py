@@ -76,6 +76,8 @@ async def test_a_download_is_cancelled_and_can_begin_again(tmp_path, monkeypatch
 async def test_a_download_is_cancelled_before_it_has_begun(tmp_path, monkeypatch):
     path = tmp_path / "new.gguf"
     models = puller(monkeypatch, path)
+    monkeypatch.setattr("edgekv.catalog.existing", lambda name: path)
+    monkeypatch.setattr("edgekv.download.find_local", lambda model: None)
     late = "import signal, sys, time; signal.signal(2, lambda *_: sys.exit(1)); time.sleep(60)"
     monkeypatch.setattr("edgekv.tui.screens.models.PULL", (sys.executable, "-c", late))
     async with running(path, ready=False, models=models) as chat:
