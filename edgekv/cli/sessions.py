@@ -189,7 +189,11 @@ def verify(as_json: bool) -> int:
     from edgekv.sessions.check import verify as check
 
     with open_store() as store:
+        opening = list(store.notes)
         found = check(store, _files(store))
+        found.damaged = opening + found.damaged
+        # They are said below.
+        store.notes.clear()
     if as_json:
         write_json(asdict(found))
     else:

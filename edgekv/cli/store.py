@@ -1,16 +1,29 @@
 """Opening the store of sessions for a command."""
 
+from collections.abc import Sequence
+
 import click
 
 from edgekv.sessions import Store
 
 
 def open_store(read_only: bool = False) -> Store:
-    """The store, with what it has to say of its damage said. Raises StoreUnavailable."""
+    """The store; what it has to say of its damage is said, now and when the command ends.
+
+    Raises StoreUnavailable.
+    """
     store = Store(read_only=read_only)
-    for note in store.notes:
-        warn(note)
+    _tell(store.notes)
+    told = len(store.notes)
+    context = click.get_current_context(silent=True)
+    if context is not None:
+        context.call_on_close(lambda: _tell(store.notes[told:]))
     return store
+
+
+def _tell(notes: Sequence[str]) -> None:
+    for note in notes:
+        warn(note)
 
 
 def warn(text: str) -> None:

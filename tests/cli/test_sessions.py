@@ -286,3 +286,23 @@ def test_an_encrypted_store_asks_for_its_passphrase(run, edgekv, home):
     refused = run("-c", "more")
     assert (refused.returncode, refused.stdout) == (1, "")
     assert "EDGEKV_PASSPHRASE" in refused.stderr
+
+
+def test_what_was_restored_while_it_was_read_is_said(run, edgekv, home):
+    report(run("--session", "s", "one"))
+    with Store(home / "data") as store, store.db.transaction() as db:
+        db.execute("UPDATE messages SET content = 'changed' WHERE position = 0")
+    shown = edgekv("sessions", "show", "s")
+    assert "one" in shown.stdout
+    assert shown.stderr == "edgekv: session 's' was damaged: restored from its copy\n"
+    assert edgekv("sessions", "show", "s").stderr == ""
+
+
+def test_verify_counts_what_was_restored_when_it_opened_the_store(run, edgekv, home):
+    report(run("--session", "s", "one"))
+    for path in (home / "data").glob("edgekv.db*"):
+        path.unlink()
+    found = edgekv("sessions", "verify", "--json")
+    assert found.returncode == 1 and len(found.stderr.splitlines()) == 1
+    assert "1 of 1 sessions restored" in json.loads(found.stdout)["damaged"][0]
+    assert edgekv("sessions", "verify").returncode == 0
