@@ -7,6 +7,9 @@ from filelock import FileLock, Timeout
 from edgekv.files import private_folder
 from edgekv.sessions.records import Session, SessionInUse
 
+PATIENCE_S = 0.2
+"""How long to try: `locked_sessions` takes a free lock for a moment, to see that it is free."""
+
 
 class SessionLock:
     """Holds a session until `release`, or until the process ends."""
@@ -16,16 +19,16 @@ class SessionLock:
 
     def acquire(self, session: Session) -> None:
         """Take the session. Raises SessionInUse when another process has it."""
-        if not self.try_acquire():
+        if not self.try_acquire(PATIENCE_S):
             raise SessionInUse(
                 f"session {session.name!r} is open in another edgekv: close it there, "
                 f"or go on in a branch (edgekv sessions branch {session.name!r})"
             )
 
-    def try_acquire(self) -> bool:
-        """Take the session if nobody has it."""
+    def try_acquire(self, seconds: float = 0) -> bool:
+        """Take the session if nobody has it, or within so many seconds no longer has it."""
         try:
-            self._lock.acquire()
+            self._lock.acquire(timeout=seconds, poll_interval=0.01)
         except Timeout:
             return False
         return True

@@ -96,5 +96,6 @@ def test_the_store_is_looked_at_and_its_damage_named(edgekv, home):
     path.write_bytes(path.read_bytes()[:5000])
     problems = json.loads(edgekv("doctor", "--json").stdout)["problems"]
     assert [one["remedy"] for one in problems] == ["run `edgekv sessions verify`"]
+    assert "1 of 1 sessions restored" in edgekv("sessions", "verify").stdout
     assert edgekv("sessions", "verify").returncode == 0
     assert json.loads(edgekv("doctor", "--json").stdout)["sessions"]["stored"] == 1

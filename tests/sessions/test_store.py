@@ -4,12 +4,14 @@ import sqlite3
 import stat
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
 
 from edgekv.errors import InvalidValue
 from edgekv.sessions import Message, SessionInUse, SessionNotFound, Store, StoreUnavailable
+from edgekv.sessions.lock import locked_sessions
 from edgekv.sessions.search import search
 
 
@@ -198,6 +200,25 @@ time.sleep(60)
         assert store.branch(session.id).parent == session.id
         os.kill(child.pid, signal.SIGKILL)
     store.lock(session.id).release()
+
+
+def test_a_look_at_the_locks_keeps_nobody_out(store):
+    session = store.create("a").id
+    store.lock(session).release()
+    done = threading.Event()
+
+    def look():
+        while not done.is_set():
+            locked_sessions(store.folder / "locks")
+
+    looker = threading.Thread(target=look)
+    looker.start()
+    try:
+        for _ in range(300):
+            store.lock(session).release()
+    finally:
+        done.set()
+        looker.join()
 
 
 def test_a_store_of_a_newer_format_is_refused_and_left_alone(store, home):
