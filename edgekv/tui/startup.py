@@ -23,13 +23,14 @@ async def start(screen: "ChatScreen") -> None:
         await asyncio.to_thread(app.open_store)
     except EdgekvError as error:
         faults.append(f"nothing is kept: {error}")
-    if app.store is not None:
-        faults += app.store.notes
     try:
         chat = await asyncio.to_thread(app.first_chat, screen.fault)
     except EdgekvError as error:
         faults.append(str(error))
         chat = None
+    # Behind the reading, which restores what is damaged.
+    if app.store is not None:
+        faults += app.store.notes
     await screen.open(chat or screen.new_chat())
     if faults:
         screen.banner.fault("; ".join(faults))
