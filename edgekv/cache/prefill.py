@@ -8,13 +8,13 @@ import numpy as np
 
 from edgekv.cache.block import close
 from edgekv.cache.sequence import LayerArrays, SequenceCache
-from edgekv.metal.attention import Segment, Span, prefill_attention
+from edgekv.metal.attention import prefill_attention
 from edgekv.metal.merge import MASKED
-from edgekv.metal.packed import Blocks, expand
+from edgekv.metal.packed import Blocks
 from edgekv.metal.rotary import RotaryTable, rotate
+from edgekv.metal.segments import KeysValues, Segment, Span
 from edgekv.metal.tile import BLOCK
-
-KeysValues = tuple[mx.array, mx.array]
+from edgekv.metal.turned import Turned, expand_turned
 
 
 class PrefillStep:
@@ -53,10 +53,9 @@ class PrefillStep:
         self._slot_query = cache.rope.for_queries(np.minimum(positions, policy.last_slot)).over(1)
         n_pinned = min(policy.pinned_blocks, closing.last)
         starts = policy.n_sink + BLOCK * np.arange(max(closing.last, self._closed) + 1)
-        self._anchor_blocks = cache.rope.for_keys(starts[:n_pinned]).over(2)
-        self._far_blocks = cache.rope.for_keys(starts[self._far_start : closing.last] - base).over(
-            2
-        )
+        self._anchor_rotations = cache.rope.for_keys(starts[:n_pinned]).over(2)
+        far = starts[self._far_start : closing.last] - base
+        self._far_rotations = cache.rope.for_keys(far).over(2)
         tail = np.arange(self._closed * BLOCK, max(0, self._start + self.n - policy.n_sink))
         self._tail_rotation = cache.rope.for_keys(policy.n_sink - base + tail // BLOCK * BLOCK)
 
@@ -110,7 +109,7 @@ class PrefillStep:
         keys, values = self._tail(arrays, k, v)
         closed = self._close(layer, keys, values)
         anchors = self._anchors(layer, arrays, closed, q.dtype)
-        far = partial(self._far_keys, layer, closed, q.dtype)
+        far = partial(self._far_blocks, layer, closed)
         near = self._near_keys(keys, values, q.dtype)
         heads = k.shape[1]
         out = prefill_attention(
@@ -147,40 +146,24 @@ class PrefillStep:
     ) -> KeysValues:
         keys, values = arrays.hot[:, :, : self._cache.policy.n_sink].astype(dtype)
         fresh = self._cache.policy.pinned_blocks - self._closed
-        blocks = self._gather(layer, self._pinned, _take(closed, 0, max(0, fresh)), dtype)
-        if blocks is None:
+        pinned = self._runs(layer, self._pinned, _take(closed, 0, max(0, fresh)))
+        if not pinned:
             return keys, values
-        turned = rotate(blocks[0], self._anchor_blocks)
-        return (
-            mx.concatenate([keys, _tokens(turned)], axis=1),
-            mx.concatenate([values, _tokens(blocks[1])], axis=1),
-        )
+        more = expand_turned(Turned(pinned, self._anchor_rotations), dtype)
+        return mx.concatenate([keys, more[0]], axis=1), mx.concatenate([values, more[1]], axis=1)
 
-    def _far_keys(
-        self, layer: int, closed: Blocks | None, dtype: mx.Dtype, start: int, stop: int
-    ) -> KeysValues:
-        """Far keys start..stop, which are edges of blocks, and their values."""
+    def _far_blocks(self, layer: int, closed: Blocks | None, start: int, stop: int) -> Turned:
+        """The blocks of far keys start..stop, which are edges of blocks."""
         first, last, old = start // BLOCK, stop // BLOCK, len(self._ring)
         fresh = max(0, self._cache.policy.pinned_blocks - self._closed) - old
         new = _take(closed, fresh + max(first, old), fresh + max(last, old))
-        blocks = self._gather(layer, self._ring[first:last], new, dtype)
-        assert blocks is not None
-        turned = rotate(blocks[0], self._far_blocks[first:last])
-        return _tokens(turned), _tokens(blocks[1])
+        runs = self._runs(layer, self._ring[first:last], new)
+        return Turned(runs, self._far_rotations[first:last])
 
-    def _gather(
-        self, layer: int, slots: list[int], fresh: Blocks | None, dtype: mx.Dtype
-    ) -> KeysValues | None:
-        """Blocks of the pool and those just closed, expanded: (blocks, heads, 64, head_dim)."""
-        parts = [fresh] if fresh is not None else []
-        if slots:
-            parts.insert(0, self._cache.pool.read(layer, slots))
-        if not parts:
-            return None
-        dim = self._cache.policy.layers[layer].head_dim
-        keys = [expand(p.keys, BLOCK, dtype).swapaxes(-1, -2) for p in parts]
-        values = [expand(p.values, dim, dtype) for p in parts]
-        return mx.concatenate(keys), mx.concatenate(values)
+    def _runs(self, layer: int, slots: list[int], fresh: Blocks | None) -> list[Blocks]:
+        """Blocks of the pool, and those just closed."""
+        old = [self._cache.pool.read(layer, slots)] if slots else []
+        return old if fresh is None else [*old, fresh]
 
     def _near_keys(self, keys: mx.array, values: mx.array, dtype: mx.Dtype) -> KeysValues:
         return rotate(keys.astype(dtype), self._tail_rotation), values.astype(dtype)
@@ -232,12 +215,6 @@ def _blocks(x: mx.array, n: int) -> mx.array:
     """The first n blocks of (heads, tokens, head_dim), as (n, heads, 64, head_dim)."""
     heads, _, dim = x.shape
     return x[:, : n * BLOCK].reshape(heads, n, BLOCK, dim).swapaxes(0, 1)
-
-
-def _tokens(blocks: mx.array) -> mx.array:
-    """(n, heads, 64, head_dim) as (heads, n * 64, head_dim)."""
-    n, heads, width, dim = blocks.shape
-    return blocks.swapaxes(0, 1).reshape(heads, n * width, dim)
 
 
 def _take(blocks: Blocks | None, first: int, last: int | None) -> Blocks | None:

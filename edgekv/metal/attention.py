@@ -7,18 +7,22 @@ alone, EDGEKV_KERNELS=on the kernels without a trial.
 
 import os
 import sys
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import NamedTuple
 
 import mlx.core as mx
 
 from edgekv.errors import InvalidValue
-from edgekv.metal import canary, fused, packed
+from edgekv.metal import canary, fused, host_prefill, host_turned, packed, reference
 from edgekv.metal.device import has_metal
+from edgekv.metal.host_prefill import HostKeysValues
 from edgekv.metal.packed import Blocks
-from edgekv.metal.reference import Segment, Span, decode_attention, prefill_attention
+from edgekv.metal.reference import decode_attention
+from edgekv.metal.segments import KeysValues, Span
+from edgekv.metal.turned import Turned, expand_turned
 
-__all__ = ["Segment", "Span", "close", "decode_attention", "has_decode_kernel", "prefill_attention"]
+__all__ = ["close", "decode_attention", "has_decode_kernel", "prefill_attention"]
 
 
 class Choice(NamedTuple):
@@ -60,3 +64,28 @@ def close(keys: mx.array, values: mx.array, k_bits: int, v_bits: int, v_group: i
     kernel = fused.supports_close(keys, values, k_bits, v_bits) and choice().kernels
     implementation = fused.close if kernel else packed.close
     return implementation(keys, values, k_bits, v_bits, v_group)
+
+
+def prefill_attention(
+    q: mx.array,
+    q_slot: mx.array,
+    anchors: KeysValues,
+    far: Callable[[int, int], Turned],
+    near: KeysValues,
+    spans: Sequence[Span],
+) -> mx.array:
+    """A chunk of queries over three parts of the keys (see metal/reference.py).
+
+    far gives the closed blocks from one far key to another, packed.
+    """
+    if has_metal():
+
+        def expand(start: int, stop: int) -> KeysValues:
+            return expand_turned(far(start, stop), q.dtype)
+
+        return reference.prefill_attention(q, q_slot, anchors, expand, near, spans)
+
+    def expand_on_host(start: int, stop: int) -> HostKeysValues:
+        return host_turned.expand_turned(far(start, stop))
+
+    return host_prefill.prefill_attention(q, q_slot, anchors, expand_on_host, near, spans)

@@ -51,6 +51,12 @@ def view(array: mx.array) -> NDArray[Any]:
     return np.array(array, copy=False)
 
 
+def floats(array: mx.array) -> Floats:
+    """The numbers of an array in rows without gaps: its own memory where it is fp32 and so laid."""
+    found: Floats = np.ascontiguousarray(view(array.astype(mx.float32)))
+    return found
+
+
 def on_host(table: RotaryTable) -> Rotations:
     """A table's rotations with an axis for the heads."""
     return view(table.cos)[:, None], view(table.sin)[:, None]

@@ -3,7 +3,7 @@
 Queries come grouped by the KV head they share, (n_kv_heads, group, ...), and already scaled.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -11,36 +11,8 @@ import mlx.core as mx
 from edgekv.metal.merge import Partial, join, merge, partial
 from edgekv.metal.packed import Blocks, multiply
 from edgekv.metal.rotary import RotaryTable, rotate
+from edgekv.metal.segments import Expand, KeysValues, Segment, Span, tiles
 from edgekv.metal.tile import BLOCK
-
-TILE = 2048
-"""Keys scored, and expanded, at once in prefill: bounds both, whatever the window is."""
-
-KeysValues = tuple[mx.array, mx.array]
-Expand = Callable[[int, int], KeysValues]
-
-
-@dataclass(frozen=True)
-class Segment:
-    """Keys start..stop of a part, and which of them each row may see.
-
-    mask: (rows, stop - start) fp32 to be added to the scores, or None where all count.
-    """
-
-    start: int
-    stop: int
-    mask: mx.array | None = None
-
-
-@dataclass(frozen=True)
-class Span:
-    """Query rows first..last of a chunk that lie in one block, and the keys they see."""
-
-    first: int
-    last: int
-    anchors: Segment | None
-    far: Segment | None
-    near: Segment | None
 
 
 @dataclass(frozen=True)
@@ -126,12 +98,13 @@ def prefill_attention(
         _partials(q_slot[:, :, r], anchors, span.anchors)
         for r, span in zip(rows, spans, strict=True)
     ]
-    for start, stop in _tiles(spans):
+    edges = tiles(spans)
+    for start, stop in edges:
         tile = far(start, stop)
         for parts, r, span in zip(found, rows, spans, strict=True):
-            parts += _partials(q[:, :, r], tile, _clip(span.far, start, stop))
+            parts += _partials(q[:, :, r], tile, span.far and span.far.clip(start, stop))
         del tile
-        if stop - start == TILE:
+        if (start, stop) != edges[-1]:
             # Otherwise the tiles, which are lazy, would all be expanded before one is let go.
             found = [[join(parts)] if parts else [] for parts in found]
             mx.eval(found)
@@ -142,39 +115,16 @@ def prefill_attention(
     return mx.concatenate(outs, axis=2).astype(q.dtype)
 
 
-def _tiles(spans: Sequence[Span]) -> list[tuple[int, int]]:
-    """Far keys from the first that a span sees to the last, in runs of at most TILE."""
-    segments = [span.far for span in spans if span.far is not None]
-    if not segments:
-        return []
-    stop = max(segment.stop for segment in segments)
-    edges = range(min(segment.start for segment in segments), stop, TILE)
-    return [(start, min(start + TILE, stop)) for start in edges]
-
-
-def _clip(segment: Segment | None, start: int, stop: int) -> Segment | None:
-    """The part of a segment that lies in start..stop, counted from start."""
-    if segment is None or segment.stop <= start or segment.start >= stop:
-        return None
-    first, last = max(segment.start, start), min(segment.stop, stop)
-    mask = segment.mask
-    if mask is not None:
-        mask = mask[:, first - segment.start : last - segment.start]
-    return Segment(first - start, last - start, mask)
-
-
 def _partials(q: mx.array, part: KeysValues, segment: Segment | None) -> list[Partial]:
-    if segment is None:
-        return []
-    edges = range(segment.start, segment.stop, TILE)
-    return [_partial(q, part, segment, a, min(a + TILE, segment.stop)) for a in edges]
+    pieces = [] if segment is None else segment.pieces()
+    return [_partial(q, part, piece) for piece in pieces]
 
 
-def _partial(q: mx.array, part: KeysValues, segment: Segment, start: int, stop: int) -> Partial:
+def _partial(q: mx.array, part: KeysValues, segment: Segment) -> Partial:
     heads, group, n, dim = q.shape
-    keys, values = part[0][:, start:stop], part[1][:, start:stop]
+    keys, values = (x[:, segment.start : segment.stop] for x in part)
     scores = (q.reshape(heads, group * n, dim) @ keys.swapaxes(-1, -2)).astype(mx.float32)
     if segment.mask is not None:
-        visible = segment.mask[:, start - segment.start : stop - segment.start]
-        scores = (scores.reshape(heads, group, n, -1) + visible).reshape(scores.shape)
+        visible = scores.reshape(heads, group, n, -1) + segment.mask
+        scores = visible.reshape(scores.shape)
     return partial(scores, values)

@@ -13,6 +13,7 @@ import mlx.nn as nn
 import numpy as np
 
 from edgekv.metal.device import has_metal
+from edgekv.metal.gate import gated_on_host
 from edgekv.metal.host import Floats, view
 from edgekv.models.few import product
 from edgekv.models.gemv import by_vector
@@ -105,9 +106,7 @@ class HostMLP:
 
     def __call__(self, x: Floats) -> Floats:
         gate, up = np.split(self._gate_up(x), 2, axis=-1)
-        # exp overflows to infinity below -88, and the gate is then zero, as it should be.
-        with np.errstate(over="ignore"):
-            return self._down(gate / (1 + np.exp(-gate)) * up)
+        return self._down(gated_on_host(gate, up))
 
 
 class HostBlock:

@@ -7,10 +7,9 @@ pieces it takes 8.4 (OpenBLAS 0.3.31, AVX-512, time of one core). That kernel ke
 so half of a large weight goes to a second thread.
 """
 
-from concurrent.futures import ThreadPoolExecutor
-
 import numpy as np
 
+from edgekv.metal.beside import beside
 from edgekv.metal.host import Floats
 
 SMALL = 1_000_000
@@ -18,8 +17,6 @@ SMALL = 1_000_000
 
 WORTH_SPLITTING = 500_000
 """Numbers of a weight from which half of it is worth waking a thread for."""
-
-_beside = ThreadPoolExecutor(1, thread_name_prefix="edgekv-host")
 
 
 def product(weight: Floats, x: Floats) -> Floats:
@@ -36,7 +33,7 @@ def product(weight: Floats, x: Floats) -> Floats:
     if weight.size < WORTH_SPLITTING:
         fill(0, len(weight))
     else:
-        half = _beside.submit(fill, len(weight) // 2, len(weight))
+        half = beside.submit(fill, len(weight) // 2, len(weight))
         fill(0, len(weight) // 2)
         half.result()
     return out.T

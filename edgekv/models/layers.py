@@ -9,6 +9,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from edgekv.errors import DamagedFile
+from edgekv.metal.gate import gated
 from edgekv.metal.host import Floats
 
 FEW = 8
@@ -142,8 +143,7 @@ class MLP(Module):
         self.down_proj = nn.Linear(args.intermediate_size, args.hidden_size, bias=bias)
 
     def __call__(self, x: mx.array) -> mx.array:
-        gate = self.gate_proj(x)
-        out: mx.array = self.down_proj(gate * mx.sigmoid(gate) * self.up_proj(x))
+        out: mx.array = self.down_proj(gated(self.gate_proj(x), self.up_proj(x)))
         return out
 
 

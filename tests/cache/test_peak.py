@@ -9,7 +9,7 @@ from edgekv.cache.policy import CachePolicy, LayerPolicy
 from edgekv.cache.rope import Rope
 from edgekv.cache.sequence import SequenceCache
 from edgekv.cache.step import make_step
-from edgekv.metal import reference
+from edgekv.metal import segments
 from tests.cache.naive import FREQUENCIES
 
 KV_HEADS, DIM, LAYERS = 4, 32, 2
@@ -18,7 +18,7 @@ TILE = 128
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
-    monkeypatch.setattr(reference, "TILE", TILE)
+    monkeypatch.setattr(segments, "TILE", TILE)
 
 
 def make_policy(window, bits=4):

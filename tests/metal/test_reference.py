@@ -1,14 +1,17 @@
-"""Prefill attention by its definition. Decode's is held to it in tests/cache/test_attention.py."""
+"""Prefill attention by its definition, in plain operations and on the host.
+
+Decode's is held to it in tests/cache/test_attention.py.
+"""
 
 import mlx.core as mx
 import numpy as np
 import pytest
 
 from edgekv.cache.rope import Rope
-from edgekv.metal.attention import Segment, Span, prefill_attention
+from edgekv.metal import host_prefill, reference
 from edgekv.metal.merge import MASKED
-from edgekv.metal.reference import TILE
 from edgekv.metal.rotary import rotate
+from edgekv.metal.segments import TILE, Segment, Span
 
 HEADS, GROUP, ROWS, DIM = 2, 3, 6, 16
 
@@ -33,14 +36,29 @@ def mask(seen):
     return mx.array(np.where(seen, 0, MASKED).astype(np.float32))
 
 
-def attend(q, q_slot, parts, spans):
-    anchors, far, near = (tuple(map(mx.array, pair)) for pair in parts)
-    found = prefill_attention(mx.array(q), mx.array(q_slot), anchors, expand(far), near, spans)
-    return np.array(found)
+def in_plain_operations(q, q_slot, anchors, far, near, spans):
+    def expand(start, stop):
+        return tuple(mx.array(x[:, start:stop]) for x in far)
+
+    return reference.prefill_attention(q, q_slot, anchors, expand, near, spans)
 
 
-def expand(far):
-    return lambda start, stop: tuple(x[:, start:stop] for x in far)
+def on_the_host(q, q_slot, anchors, far, near, spans):
+    def expand(start, stop):
+        keys, values = (x[:, start:stop].astype(np.float32) for x in far)
+        return np.ascontiguousarray(keys.swapaxes(1, 2)).swapaxes(1, 2), values
+
+    return host_prefill.prefill_attention(q, q_slot, anchors, expand, near, spans)
+
+
+@pytest.fixture(params=[in_plain_operations, on_the_host])
+def attend(request):
+    def attend(q, q_slot, parts, spans, dtype=mx.float32):
+        anchors, near = (tuple(mx.array(x).astype(dtype) for x in parts[which]) for which in (0, 2))
+        queries = (mx.array(x).astype(dtype) for x in (q, q_slot))
+        return request.param(*queries, anchors, parts[1], near, spans)
+
+    return attend
 
 
 @pytest.fixture
@@ -54,7 +72,7 @@ def parts():
     return [(draw(HEADS, n, DIM, seed=n), draw(HEADS, n, DIM, seed=n + 1)) for n in sizes]
 
 
-def test_each_span_sees_its_own_segments(queries, parts):
+def test_each_span_sees_its_own_segments(queries, parts, attend):
     q, q_slot = queries
     anchors, far, near = parts
     causal = np.tril(np.ones((4, 20), bool), 16)
@@ -81,7 +99,7 @@ def test_each_span_sees_its_own_segments(queries, parts):
     np.testing.assert_allclose(found, np.concatenate([first, second], 2), atol=1e-5)
 
 
-def test_a_part_may_be_masked_for_some_rows_altogether(queries, parts):
+def test_a_part_may_be_masked_for_some_rows_altogether(queries, parts, attend):
     q, q_slot = queries
     seen = np.zeros((ROWS, 40), bool)
     seen[3:, 7] = True
@@ -91,7 +109,7 @@ def test_a_part_may_be_masked_for_some_rows_altogether(queries, parts):
 
 
 @pytest.mark.parametrize("n", [TILE - 1, TILE, TILE + 1, 2 * TILE + 70])
-def test_keys_beyond_a_tile_count_like_all_others(queries, parts, n):
+def test_keys_beyond_a_tile_count_like_all_others(queries, parts, n, attend):
     q, q_slot = queries
     far = draw(HEADS, n, DIM, seed=8), draw(HEADS, n, DIM, seed=9)
     seen = np.random.default_rng(3).random((ROWS, n)) < 0.5
@@ -101,15 +119,11 @@ def test_keys_beyond_a_tile_count_like_all_others(queries, parts, n):
     np.testing.assert_allclose(found, wanted, atol=1e-5)
 
 
-def test_the_result_has_the_type_of_the_query(queries, parts):
+def test_the_result_has_the_type_of_the_query(queries, parts, attend):
     spans = [Span(0, ROWS, Segment(0, 5), None, Segment(0, 30))]
-    halves = [tuple(mx.array(x).astype(mx.float16) for x in pair) for pair in parts]
-    q, q_slot = (mx.array(x).astype(mx.float16) for x in queries)
-    anchors, far, near = halves
-    found = prefill_attention(q, q_slot, anchors, expand(far), near, spans)
+    found = attend(*queries, parts, spans, mx.float16)
     assert found.dtype == mx.float16
-    wanted = attend(*queries, parts, spans)
-    np.testing.assert_allclose(np.array(found), wanted, atol=2e-2)
+    np.testing.assert_allclose(np.array(found), attend(*queries, parts, spans), atol=2e-2)
 
 
 def test_a_rotation_turns_each_pair_by_its_angle():
