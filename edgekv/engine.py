@@ -32,7 +32,7 @@ from edgekv.events import (
     TokenScore,
 )
 from edgekv.grammar import GrammarTokens, Matcher
-from edgekv.loading import open_checkpoint, read_config
+from edgekv.loading import open_checkpoint
 from edgekv.models.guard import guarded
 from edgekv.models.layers import Decoder
 from edgekv.models.load import build
@@ -198,11 +198,10 @@ class Engine:
 
     def _load(self) -> Loaded:
         start = time.perf_counter()
-        # Before the weights are read: a large model of an unknown family must fail fast.
-        check_supported(read_config(self._path))
         blas.install()
         self._threads = make_threads()
-        checkpoint = open_checkpoint(self._path)
+        # Before the weights are read: a large model of an unknown family must fail fast.
+        checkpoint = open_checkpoint(self._path, check_supported)
         config = checkpoint.config
         shape = ModelShape.from_config(config)
         self._rope = make_rope(config, shape.head_dim)

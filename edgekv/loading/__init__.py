@@ -3,7 +3,7 @@
 Whatever the source: Hugging Face names and configuration keys, MLX's own quantized layout.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,8 @@ from edgekv.tokenizer import Tokenizer, load_tokenizer_folder, load_tokenizer_gg
 __all__ = ["Checkpoint", "open_checkpoint", "read_config", "read_key_biases"]
 
 _KEY_BIAS = "k_proj.bias"
+
+Check = Callable[[dict[str, Any]], object]
 
 
 @dataclass(frozen=True)
@@ -83,9 +85,10 @@ def _naming(path: Path) -> Iterator[None]:
         raise type(fault)(f"{path}: {fault}") from fault
 
 
-def _open_gguf(path: Path) -> Checkpoint:
+def _open_gguf(path: Path, check: Check) -> Checkpoint:
     gguf = read_gguf(path)
     config = config_from_gguf(gguf)
+    check(config)
     tokenizer = load_tokenizer_gguf(gguf.metadata, config)
     weights, quantization = weights_from_gguf(gguf, config)
     if quantization is not None:
@@ -93,19 +96,22 @@ def _open_gguf(path: Path) -> Checkpoint:
     return Checkpoint(path, config, weights, tokenizer)
 
 
-def _open_folder(path: Path) -> Checkpoint:
+def _open_folder(path: Path, check: Check) -> Checkpoint:
     config = folder_config(path)
+    check(config)
     tokenizer = load_tokenizer_folder(path, config)
     return Checkpoint(path, config, folder_weights(path, config), tokenizer)
 
 
-def open_checkpoint(path: Path) -> Checkpoint:
+def open_checkpoint(path: Path, check: Check = lambda config: None) -> Checkpoint:
     """Load a `.gguf` file or a folder.
 
+    check: raises where the configuration will not do, before any weights are read.
     Makes MLX arrays, a folder's are lazy: call it on the thread that runs the model.
     Raises ModelNotFound, DamagedFile or UnsupportedModel.
     """
     with _naming(path):
-        checkpoint = _open_folder(path) if _found(path).is_dir() else _open_gguf(path)
+        opened = _open_folder if _found(path).is_dir() else _open_gguf
+        checkpoint = opened(path, check)
     merge_eos(checkpoint.config, checkpoint.tokenizer.eos_ids)
     return checkpoint

@@ -20,7 +20,7 @@ from edgekv.loading import gguf_blocks as blocks
 from edgekv.loading.gguf import Tensor
 
 GROUP_SIZE = 32
-CHUNK_ELEMENTS = 1 << 22
+CHUNK_ELEMENTS = 1 << 18
 
 Bytes = NDArray[np.uint8]
 
@@ -127,7 +127,7 @@ def _plain(tensor: Tensor, raw: Bytes) -> mx.array:
 
 
 def _row_chunks(tensor: Tensor, raw: Bytes) -> Iterator[Bytes]:
-    # Unpacked codes are up to 8 times the file's bytes: a few megabytes at once is enough.
+    # As many as a core's cache holds when they are unpacked to a byte each, and less of them twice.
     step = max(1, CHUNK_ELEMENTS // tensor.shape[-1])
     for begin in range(0, len(raw), step):
         yield raw[begin : begin + step]

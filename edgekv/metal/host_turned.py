@@ -3,11 +3,10 @@
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edgekv.metal.beside import beside
 from edgekv.metal.host import Arrays, Floats, view
-from edgekv.metal.packed import bits_and_group
+from edgekv.metal.host_packed import numbers
 from edgekv.metal.tile import BLOCK
 from edgekv.metal.turned import Turned
 
@@ -58,38 +57,3 @@ def _pieces(runs: Sequence[Arrays]) -> Iterator[tuple[slice, Arrays]]:
             stop = min(start + AT_ONCE, n)
             yield slice(before + start, before + stop), tuple(x[start:stop] for x in run)
         before += n
-
-
-def numbers(matrix: Arrays, columns: int) -> Floats:
-    """The numbers a packed or 16-bit matrix of so many columns stands for (see metal/packed.py)."""
-    if len(matrix) == 1:
-        return matrix[0].astype(np.float32)
-    bits, group = bits_and_group(matrix, columns)
-    scale, zero = (x[..., None].astype(np.float32) for x in matrix[1:])
-    codes = unpack(matrix[0], bits).reshape(*matrix[1].shape, group)
-    found = codes.astype(np.float32)
-    found *= scale
-    found += zero
-    return found.reshape(*matrix[0].shape[:-1], columns)
-
-
-def unpack(words: NDArray[np.uint32], bits: int) -> NDArray[np.uint8]:
-    """Codes of a little-endian stream, one a byte: words (..., n * bits / 32) to (..., n)."""
-    packed = words.view(np.uint8)
-    if bits == 8:
-        return packed
-    if bits == 4:
-        pairs = packed.astype("<u2")
-        spread = (pairs | pairs << 4) & 0x0F0F
-    elif bits == 2:
-        fours = packed.astype("<u4")
-        fours = (fours | fours << 12) & 0x000F000F
-        spread = (fours | fours << 6) & 0x03030303
-    else:
-        assert bits == 3
-        low, middle, high = (packed[..., i::3].astype("<u8") for i in range(3))
-        eights = low | middle << 8 | high << 16
-        eights = (eights | eights << 20) & 0x00000FFF_00000FFF
-        eights = (eights | eights << 10) & 0x003F003F_003F003F
-        spread = (eights | eights << 5) & 0x07070707_07070707
-    return np.ascontiguousarray(spread).view(np.uint8)

@@ -11,6 +11,7 @@ from edgekv.metal.attention import choice
 from edgekv.metal.device import compute_dtype, has_metal, physical_memory
 from edgekv.models import ARCHITECTURES
 from edgekv.models.cpu import add_host
+from edgekv.models.expand import expand
 from edgekv.models.layers import Decoder
 from edgekv.models.memory import expands
 from edgekv.models.shape import check_supported
@@ -35,7 +36,7 @@ def build(config: dict[str, Any], weights: Weights) -> Decoder:
     modes = _quantization(config, weights)
     n_packed = sum(_columns(weights, m, *modes[m]) for m in modes)
     if modes and not has_metal() and expands(n_packed, physical_memory()):
-        weights = _expand(weights, modes)
+        weights = expand(weights, modes)
     elif modes:
         _make_room(model, modes)
     weights = {name: _for_compute(array) for name, array in weights.items()}
@@ -76,29 +77,6 @@ def _quantization(config: dict[str, Any], weights: Weights) -> dict[str, tuple[i
 def _columns(weights: Weights, module: str, group_size: int, bits: int) -> int:
     """How many numbers a packed weight stands for."""
     return weights[f"{module}.weight"].size * 32 // bits
-
-
-def _expand(weights: Weights, modes: dict[str, tuple[int, int]]) -> Weights:
-    """Packed weights as fp32 numbers."""
-    dense = {k: v for k, v in weights.items() if k.rpartition(".")[0] not in modes}
-    streams = mx.new_stream(mx.cpu), mx.new_stream(mx.cpu)
-    for n, (module, (group_size, bits)) in enumerate(modes.items()):
-        packed, scales, biases = (
-            weights[f"{module}.{part}"] for part in ("weight", "scales", "biases")
-        )
-        # Every other module on a second stream: two threads share the work.
-        with mx.stream(streams[n % 2]):
-            dense[f"{module}.weight"] = mx.dequantize(
-                packed,
-                scales.astype(mx.float32),
-                biases.astype(mx.float32),
-                group_size=group_size,
-                bits=bits,
-            )
-        bias = weights.get(f"{module}.bias")
-        if bias is not None:
-            dense[f"{module}.bias"] = bias
-    return dense
 
 
 def _make_room(model: Decoder, modes: dict[str, tuple[int, int]]) -> None:

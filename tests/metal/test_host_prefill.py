@@ -34,17 +34,6 @@ def test_blocks_of_any_bits_are_expanded_and_rotated_as_by_the_twin(bits, runs):
         np.testing.assert_allclose(found, np.array(wanted), atol=1e-5)
 
 
-@pytest.mark.parametrize("bits", [2, 3, 4, 8])
-def test_codes_come_out_of_the_stream_in_their_order(bits):
-    codes = np.random.default_rng(bits).integers(0, 2**bits, (3, 64))
-    stream = sum(int(c) << (bits * i) for i, c in enumerate(codes[1]))
-    words = np.zeros((3, 2 * bits), np.uint32)
-    words[1] = np.frombuffer(stream.to_bytes(8 * bits, "little"), "<u4")
-    found = host_turned.unpack(words, bits)
-    np.testing.assert_array_equal(found[1], codes[1])
-    assert not found[0].any() and not found[2].any()
-
-
 @pytest.mark.parametrize("rows", [1, 3, 200])
 def test_the_gate_is_silu_of_one_times_the_other(rows):
     gate, up = draw(rows, 1536) * 40, draw(rows, 1536, seed=1)
