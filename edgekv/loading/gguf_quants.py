@@ -8,8 +8,8 @@ up to rounding these to fp16. Q2_K, Q3_K and Q6_K scale groups of 16, which MLX 
 they are dequantized and quantized again (see REQUANTIZED).
 """
 
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from edgekv.errors import DamagedFile, UnsupportedModel
 from edgekv.loading import gguf_blocks as blocks
 from edgekv.loading.gguf import Tensor
+from edgekv.metal.beside import beside
 
 GROUP_SIZE = 32
 CHUNK_ELEMENTS = 1 << 18
@@ -99,26 +100,36 @@ def _half(tensor: Tensor, values: blocks.Floats, rows: int) -> NDArray[np.float1
     return half
 
 
-def _repack(tensor: Tensor, raw: Bytes) -> Packed:
+def _repack(tensor: Tensor, chunks: Sequence[Bytes]) -> Packed:
     bits, unpack = REPACKED[tensor.type.name]
-    rows = len(raw)
-    with np.errstate(over="ignore", invalid="ignore"):
-        codes, scales, biases = unpack(raw.reshape(-1, tensor.type.nbytes))
-    return Packed(
-        mx.array(pack_codes(codes.reshape(rows, -1), bits)),
-        mx.array(_half(tensor, scales, rows)),
-        mx.array(_half(tensor, biases, rows)),
-        bits,
-    )
+
+    def convert(raw: Bytes) -> tuple[NDArray[Any], ...]:
+        rows = len(raw)
+        with np.errstate(over="ignore", invalid="ignore"):
+            codes, scales, biases = unpack(raw.reshape(-1, tensor.type.nbytes))
+        packed = pack_codes(codes.reshape(rows, -1), bits)
+        return packed, _half(tensor, scales, rows), _half(tensor, biases, rows)
+
+    half = len(chunks) // 2
+    rest = beside.submit(lambda: [convert(raw) for raw in chunks[half:]])
+    parts = [convert(raw) for raw in chunks[:half]] + rest.result()
+    weight, scales, biases = (mx.array(np.concatenate(x)) for x in zip(*parts, strict=True))
+    return Packed(weight, scales, biases, bits)
 
 
-def _requantize(tensor: Tensor, raw: Bytes) -> Packed:
+def _requantize(tensor: Tensor, chunks: Sequence[Bytes]) -> Packed:
+    parts = [_requantized(tensor, raw) for raw in chunks]
+    weight, scales, biases = (mx.concatenate(list(x)) for x in zip(*parts, strict=True))
+    return Packed(weight, scales, biases, REQUANTIZED[tensor.type.name][0])
+
+
+def _requantized(tensor: Tensor, raw: Bytes) -> tuple[mx.array, mx.array, mx.array]:
     bits, dequantize = REQUANTIZED[tensor.type.name]
     with np.errstate(over="ignore", invalid="ignore"):
         values = dequantize(raw.reshape(-1, tensor.type.nbytes)).reshape(len(raw), -1)
     _half(tensor, np.abs(values).max(axis=1), len(raw))
     weight, scales, biases = mx.quantize(mx.array(values), group_size=GROUP_SIZE, bits=bits)
-    return Packed(weight, scales.astype(mx.float16), biases.astype(mx.float16), bits)
+    return weight, scales.astype(mx.float16), biases.astype(mx.float16)
 
 
 def _plain(tensor: Tensor, raw: Bytes) -> mx.array:
@@ -151,12 +162,4 @@ def load_tensor(tensor: Tensor, row_order: NDArray[np.intp] | None = None) -> mx
     if name in PLAIN:
         return _plain(tensor, raw)
     convert = _repack if name in REPACKED else _requantize
-    parts = [convert(tensor, chunk) for chunk in _row_chunks(tensor, raw)]
-    if len(parts) == 1:
-        return parts[0]
-    return Packed(
-        mx.concatenate([part.weight for part in parts]),
-        mx.concatenate([part.scales for part in parts]),
-        mx.concatenate([part.biases for part in parts]),
-        parts[0].bits,
-    )
+    return convert(tensor, list(_row_chunks(tensor, raw)))

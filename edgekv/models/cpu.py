@@ -36,12 +36,12 @@ def _floats(array: mx.array) -> Floats:
 class HostLinear:
     """x @ weight.T + bias for a few rows x; of several layers, their outputs side by side.
 
-    It computes on the layers' own weights: those of several layers become parts of one array,
-    since one product over all of it reads it faster than a product for each (two cores).
+    It computes on the layers' own weights: those of several layers are parts of one array, since
+    one product over all of it reads it faster than a product for each (two cores).
     """
 
     def __init__(self, *linears: nn.Module) -> None:
-        self._weight = _floats(_joined(linears) if len(linears) > 1 else linears[0]["weight"])
+        self._weight = _joined(linears)
         self._by_vector = by_vector(self._weight)
         biases = [_floats(linear["bias"]) for linear in linears if "bias" in linear]
         assert len(biases) in (0, len(linears))
@@ -52,15 +52,25 @@ class HostLinear:
         return out if self._bias is None else out + self._bias
 
 
-def _joined(linears: Sequence[nn.Module]) -> mx.array:
-    """The weights of layers in one array, which theirs are then parts of."""
-    weights = [linear["weight"] for linear in linears]
-    whole = mx.concatenate(weights)
-    parts = mx.split(whole, list(accumulate(len(weight) for weight in weights[:-1])))
-    for linear, part in zip(linears, parts, strict=True):
-        linear["weight"] = part
-    mx.eval(whole, parts)
-    return whole
+def _joined(linears: Sequence[nn.Module]) -> Floats:
+    """The weights of layers in one array, which theirs are parts of, or are made so."""
+    weights = [_floats(linear["weight"]) for linear in linears]
+    rows, columns = sum(map(len, weights)), weights[0].shape[1]
+    if not _one_behind_another(weights):
+        whole = mx.concatenate([linear["weight"] for linear in linears])
+        parts = mx.split(whole, list(accumulate(len(weight) for weight in weights[:-1])))
+        for linear, part in zip(linears, parts, strict=True):
+            linear["weight"] = part
+        mx.eval(whole, parts)
+        return _floats(whole)
+    return np.lib.stride_tricks.as_strided(weights[0], (rows, columns))
+
+
+def _one_behind_another(weights: Sequence[Floats]) -> bool:
+    """Whether they lie in memory as the parts of one array would."""
+    begins = [weight.ctypes.data for weight in weights]
+    ends = [begin + weight.nbytes for begin, weight in zip(begins, weights, strict=True)]
+    return begins[1:] == ends[:-1] and all(weight.flags.c_contiguous for weight in weights)
 
 
 class HostNorm:

@@ -4,6 +4,8 @@ numpy does it on two threads in half the time of MLX's operation, which is 0.3 s
 the default model (mlx 0.32.4, numpy 2.4, two cores).
 """
 
+from itertools import accumulate
+
 import mlx.core as mx
 
 from edgekv.metal.beside import beside
@@ -14,20 +16,51 @@ AT_ONCE = 1 << 16
 """Numbers that are worked together: what a core's cache holds."""
 
 
+TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+"""Layers of one input: laid one behind another, one product computes them (see models/cpu.py)."""
+
+
 def expand(weights: dict[str, mx.array], modes: dict[str, tuple[int, int]]) -> dict[str, mx.array]:
     """All weights of a model, dense; modes: (group_size, bits) of each packed module."""
     dense = {k: v for k, v in weights.items() if k.rpartition(".")[0] not in modes}
-    for module, (_, bits) in modes.items():
-        rows, words = weights[f"{module}.weight"].shape
-        dense[f"{module}.weight"] = mx.zeros((rows, words * 32 // bits), mx.float32)
+    for module in modes:
         bias = weights.get(f"{module}.bias")
         if bias is not None:
             dense[f"{module}.bias"] = bias
+    room = _room(
+        {name: _shape(weights[f"{name}.weight"], bits) for name, (_, bits) in modes.items()}
+    )
     # A third thread, MLX's, goes ahead of both: new memory takes longer to come than to be filled.
-    mx.async_eval([dense[f"{module}.weight"] for module in modes])
-    for module in modes:
-        _fill(view(dense[f"{module}.weight"]), _matrix(weights, module))
+    mx.async_eval(room)
+    for module, array in room.items():
+        _fill(view(array), _matrix(weights, module))
+        dense[f"{module}.weight"] = array
     return dense
+
+
+def _shape(packed: mx.array, bits: int) -> tuple[int, int]:
+    rows, words = packed.shape
+    return rows, words * 32 // bits
+
+
+def _room(shapes: dict[str, tuple[int, int]]) -> dict[str, mx.array]:
+    """Zeros for the weights of modules; those that are computed together are parts of one array."""
+    room: dict[str, mx.array] = {}
+    for names in _runs(shapes):
+        rows = [shapes[name][0] for name in names]
+        whole = mx.zeros((sum(rows), shapes[names[0]][1]), mx.float32)
+        room |= zip(names, mx.split(whole, list(accumulate(rows[:-1]))), strict=True)
+    return room
+
+
+def _runs(shapes: dict[str, tuple[int, int]]) -> list[list[str]]:
+    """Modules by what is computed together, in the order of TOGETHER."""
+    runs: dict[tuple[str, tuple[str, ...], int], list[tuple[int, str]]] = {}
+    for module, (_, columns) in shapes.items():
+        parent, _, kind = module.rpartition(".")
+        kinds = next((group for group in TOGETHER if kind in group), (kind,))
+        runs.setdefault((parent, kinds, columns), []).append((kinds.index(kind), module))
+    return [[module for _, module in sorted(run)] for run in runs.values()]
 
 
 def _matrix(weights: dict[str, mx.array], module: str) -> Arrays:
