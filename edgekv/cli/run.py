@@ -19,7 +19,7 @@ from edgekv.cli.options import (
     session_options,
 )
 from edgekv.cli.output import amount, write_json
-from edgekv.cli.show import Plain, Rendered, Silent, Writer
+from edgekv.cli.show import Plain, Silent, Writer
 from edgekv.cli.store import warn
 from edgekv.cli.stored import Stored, stored
 from edgekv.config import Config
@@ -175,7 +175,12 @@ def _within(policy: CachePolicy, prompt_tokens: int, max_tokens: int) -> int:
 def _writer(as_json: bool) -> Writer:
     if as_json:
         return Silent()
-    return Rendered() if sys.stdout.isatty() else Plain()
+    if not sys.stdout.isatty():
+        return Plain()
+    # Here, because rich takes a twentieth of a second to load.
+    from edgekv.cli.rendered import Rendered
+
+    return Rendered()
 
 
 def _follow(reply: Reply, writer: Writer, recording: Recording | None) -> Finished:
