@@ -2,6 +2,7 @@
 
 import queue
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -73,8 +74,9 @@ class Notice:
 class Finished:
     """The end of a reply, with its counts: tokens, seconds, bytes. stop: the string that ended it.
 
-    cached_tokens: how many of the prompt's were not computed, for their KV was there. tokens:
-    the ids of the reply, without the one that ended it.
+    ttft_s: from the request to the first token, waiting and the reading of stored KV included;
+    prefill_s: computing the prompt alone. cached_tokens: how many of the prompt's were not
+    computed, for their KV was there. tokens: the ids of the reply, without the one that ended it.
     """
 
     reason: FinishReason
@@ -108,6 +110,7 @@ class Reply:
     """A reply under way: iterate over its events from one other thread; the last is Finished."""
 
     def __init__(self) -> None:
+        self.asked = time.perf_counter()
         self._events: queue.SimpleQueue[Event | BaseException] = queue.SimpleQueue()
         self._cancelled = threading.Event()
 

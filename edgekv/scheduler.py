@@ -62,7 +62,8 @@ class _Sequence:
         self.request, self.reply = request, reply
         self.tracked, self.cache = tracked, tracked.cache
         self.chooser, self.writer = chooser, writer
-        self.tally = Tally(tracked.cache, len(request.prompt), tracked.cached_tokens)
+        n_cached = tracked.cached_tokens
+        self.tally = Tally(reply.asked, tracked.cache, len(request.prompt), n_cached)
         self.drawn: Drawn | None = None
         """The newest token: not read, and not in the cache."""
         self.logits: mx.array | None = None

@@ -111,10 +111,15 @@ class Writer:
 
 
 class Tally:
-    """Counts and times of one reply, from when its prompt is begun."""
+    """Counts and times of one reply: made when its prompt is begun, of which it was asked before.
 
-    def __init__(self, cache: SequenceCache, prompt_tokens: int, cached_tokens: int) -> None:
-        self._cache = cache
+    asked: on the clock of time.perf_counter.
+    """
+
+    def __init__(
+        self, asked: float, cache: SequenceCache, prompt_tokens: int, cached_tokens: int
+    ) -> None:
+        self._asked, self._cache = asked, cache
         self._prompt_tokens, self._cached_tokens = prompt_tokens, cached_tokens
         self._start = time.perf_counter()
         self._prefilled: float | None = None
@@ -141,7 +146,7 @@ class Tally:
             prompt_tokens=self._prompt_tokens,
             completion_tokens=writer.n_tokens,
             evicted_tokens=self._cache.evicted_tokens,
-            ttft_s=(self._first or now) - self._start,
+            ttft_s=(self._first or now) - self._asked,
             prefill_s=prefilled - self._start,
             decode_s=now - prefilled,
             kv_bytes=self._cache.nbytes,

@@ -1,10 +1,12 @@
 import threading
+import time
 
 import pytest
 
 from edgekv.engine import Engine, Finished, Prefilled, Request, Text
 from edgekv.errors import DamagedFile, DoesNotFit
 from edgekv.sampling import Sampling
+from edgekv.sessions.reuse import Reuse
 
 pytestmark = pytest.mark.model
 
@@ -68,6 +70,18 @@ def test_a_failed_request_raises_for_its_caller_and_the_engine_goes_on(engine):
     with pytest.raises(DoesNotFit):
         list(engine.submit(request(engine, "hi", window=10**8)))
     assert list(engine.submit(request(engine, "hi", max_tokens=1)))[-1].completion_tokens == 1
+
+
+def test_the_first_tokens_time_counts_from_the_request(engine, monkeypatch):
+    begin = Reuse.begin
+
+    def slow(*args):
+        time.sleep(0.5)
+        return begin(*args)
+
+    monkeypatch.setattr(Reuse, "begin", slow)
+    end = list(engine.submit(request(engine, "hi", max_tokens=1)))[-1]
+    assert end.ttft_s >= 0.5 + end.prefill_s
 
 
 def test_bytes_are_the_bound_at_the_peak_and_at_the_end(engine):
