@@ -19,6 +19,8 @@ class HostStep:
     """
 
     def __init__(self, cache: SequenceCache) -> None:
+        # A block that DecodeStep closed may still have to be made from the arrays written into here.
+        mx.eval([cache.pool.blocks(layer) for layer in range(len(cache.layers))])
         rope, seen = cache.rope, reach(cache)
         self._cache, self._reach = cache, seen
         self._rows = [slice(p.place + p.start, p.place + p.stop) for p in seen.parts]

@@ -85,7 +85,8 @@ class PrefillStep:
         oldest = rows - policy.window + 1 - policy.n_sink
         first = max(self._far_start, int(oldest[0]) // BLOCK)
         start, stop = ((b - self._far_start) * BLOCK for b in (first, near))
-        tokens = np.arange(first * BLOCK, near * BLOCK)
+        # A span lies in one block, so the oldest token that its rows see does in one of two.
+        tokens = np.arange(first * BLOCK, min(first + 2, near) * BLOCK)
         seen = tokens[None] >= oldest[:, None]
         return _segment(start, stop, None if seen.all() else seen)
 

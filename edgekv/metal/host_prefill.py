@@ -64,14 +64,14 @@ class _Rows:
         """Take in a segment of a part of the keys, by other rotations `q` of the same queries."""
         turned = self._q if q is None else _rows(q)
         for piece in [] if segment is None else segment.pieces():
-            hidden = _hidden(piece)
+            mask = None if piece.mask is None else view(piece.mask)
             place = slice(piece.start, piece.stop)
             for head, (keys, values) in enumerate(zip(*part, strict=True)):
                 scores = np.empty((turned.shape[1], piece.stop - piece.start), np.float32)
                 multiply_into(scores, turned[head], keys[place].T)
-                if hidden is not None:
-                    columns, mask = hidden
-                    scores.reshape(-1, len(mask), scores.shape[-1])[..., columns] += mask
+                if mask is not None:
+                    n, masked = mask.shape
+                    scores.reshape(-1, n, scores.shape[1])[..., :masked] += mask
                 self._weigh(head, scores, values[place])
 
     def _weigh(self, head: int, scores: Floats, values: Floats) -> None:
@@ -91,21 +91,6 @@ class _Rows:
     def result(self) -> Floats:
         """The attention of the queries, in their shape."""
         return np.divide(self._out, self._total).reshape(self._shape)
-
-
-def _hidden(segment: Segment) -> tuple[slice, Floats] | None:
-    """The keys from the first to the last that a row may not see, and the mask of these.
-
-    Of the closed blocks it is one at most, at the rim of the window.
-    """
-    if segment.mask is None:
-        return None
-    mask = view(segment.mask)
-    (columns,) = np.nonzero(mask.any(axis=0))
-    if not len(columns):
-        return None
-    near = slice(columns[0], columns[-1] + 1)
-    return near, mask[:, near]
 
 
 def _rows(q: Floats) -> Floats:

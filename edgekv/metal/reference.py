@@ -125,6 +125,8 @@ def _partial(q: mx.array, part: KeysValues, segment: Segment) -> Partial:
     keys, values = (x[:, segment.start : segment.stop] for x in part)
     scores = (q.reshape(heads, group * n, dim) @ keys.swapaxes(-1, -2)).astype(mx.float32)
     if segment.mask is not None:
-        visible = scores.reshape(heads, group, n, -1) + segment.mask
-        scores = visible.reshape(scores.shape)
+        masked = segment.mask.shape[1]
+        first = scores[..., :masked].reshape(heads, group, n, masked) + segment.mask
+        first = first.reshape(heads, group * n, masked)
+        scores = mx.concatenate([first, scores[..., masked:]], axis=-1)
     return partial(scores, values)

@@ -16,7 +16,8 @@ Expand = Callable[[int, int], KeysValues]
 class Segment:
     """Keys start..stop of a part, and which of them each row may see.
 
-    mask: (rows, stop - start) fp32 to be added to the scores, or None where all count.
+    mask: (rows, n) fp32 to be added to the scores of the first n keys, for the others count for
+    every row; None where all do.
     """
 
     start: int
@@ -28,22 +29,20 @@ class Segment:
         if self.stop <= start or self.start >= stop:
             return None
         first, last = max(self.start, start), min(self.stop, stop)
-        mask = self.mask
-        if mask is not None:
-            mask = mask[:, first - self.start : last - self.start]
-        return Segment(first - start, last - start, mask)
+        return Segment(first - start, last - start, self._mask_of(first, last))
 
     def pieces(self) -> "list[Segment]":
         """It in runs of at most TILE."""
         edges = range(self.start, self.stop, TILE)
         if len(edges) < 2:
             return [self]
-        return [Segment(a, min(a + TILE, self.stop), self._mask_from(a)) for a in edges]
+        ends = [min(start + TILE, self.stop) for start in edges]
+        return [Segment(a, b, self._mask_of(a, b)) for a, b in zip(edges, ends, strict=True)]
 
-    def _mask_from(self, start: int) -> mx.array | None:
-        if self.mask is None:
+    def _mask_of(self, start: int, stop: int) -> mx.array | None:
+        if self.mask is None or self.mask.shape[1] <= start - self.start:
             return None
-        return self.mask[:, start - self.start : start + TILE - self.start]
+        return self.mask[:, start - self.start : stop - self.start]
 
 
 @dataclass(frozen=True)
