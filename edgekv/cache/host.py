@@ -19,7 +19,7 @@ class HostStep:
     """
 
     def __init__(self, cache: SequenceCache) -> None:
-        # A block that DecodeStep closed may still have to be made from the arrays written into here.
+        # A block that DecodeStep closed may still have to be made from what is written over here.
         mx.eval([cache.pool.blocks(layer) for layer in range(len(cache.layers))])
         rope, seen = cache.rope, reach(cache)
         self._cache, self._reach = cache, seen
